@@ -54,8 +54,8 @@ struct FullyShardedCore::Impl {
   void begin_backward();
   void end_backward(Act end);
   void ended_backward(const Agreed& agreed);
-  void run_backward(const at::Tensor& from, const at::Tensor& gradient,
-                    Act end);
+  void run_backward(const std::vector<at::Tensor>& from,
+                    const std::vector<at::Tensor>& gradients, Act end);
   void begin_gradients();
   void publish_gradients(int64_t active);
   void follow_module();
@@ -240,25 +240,27 @@ void FullyShardedCore::Impl::adopt_order() {
 }
 
 void FullyShardedCore::accumulate(const at::Tensor& loss) {
-  impl_->run_backward(loss, {}, Act::kAccumulated);
+  impl_->run_backward({loss}, {}, Act::kAccumulated);
 }
 
 void FullyShardedCore::backward(const at::Tensor& loss) {
-  impl_->run_backward(loss, {}, Act::kReduced);
+  impl_->run_backward({loss}, {}, Act::kReduced);
 }
 
-void FullyShardedCore::backward(const at::Tensor& output,
-                                const at::Tensor& gradient, bool is_last) {
-  impl_->run_backward(output, gradient,
+void FullyShardedCore::backward(const std::vector<at::Tensor>& outputs,
+                                const std::vector<at::Tensor>& gradients,
+                                bool is_last) {
+  impl_->run_backward(outputs, gradients,
                       is_last ? Act::kReduced : Act::kAccumulated);
 }
 
-void FullyShardedCore::Impl::run_backward(const at::Tensor& from,
-                                          const at::Tensor& gradient, Act end) {
+void FullyShardedCore::Impl::run_backward(
+    const std::vector<at::Tensor>& from,
+    const std::vector<at::Tensor>& gradients, Act end) {
   ends_by_itself = false;
   const auto reset = c10::make_scope_exit([this] { ends_by_itself = true; });
   begin_backward();
-  torch::autograd::backward({from}, {gradient});
+  torch::autograd::backward(from, gradients);
   end_backward(end);
 }
 

@@ -152,16 +152,21 @@ class FullyShardedCore {
   decltype(auto) rounded(Arg&& arg) const {
     if constexpr (std::is_same_v<std::decay_t<Arg>, at::Tensor>) {
       return round(arg);
+    } else if constexpr (std::is_same_v<std::decay_t<Arg>,
+                                        std::vector<at::Tensor>>) {
+      std::vector<at::Tensor> all;
+      for (const at::Tensor& each : arg) all.push_back(round(each));
+      return all;
     } else {
       return std::forward<Arg>(arg);
     }
   }
   void accumulate(const at::Tensor& loss);
   void backward(const at::Tensor& loss);
-  // Of a stage of a pipeline (pipeline.h), from what it gave, whose gradient
-  // this is; `is_last`: of the step's.
-  void backward(const at::Tensor& output, const at::Tensor& gradient,
-                bool is_last);
+  // Of a stage of a pipeline (pipeline.h), from what it gave, whose gradients
+  // these are; `is_last`: of the step's.
+  void backward(const std::vector<at::Tensor>& outputs,
+                const std::vector<at::Tensor>& gradients, bool is_last);
   double clip_grad_norm(double most);
   // Of the gradients that count on this rank, in double.
   at::Tensor sum_of_squares() const;

@@ -227,7 +227,7 @@ struct Schedule::Impl {
   program::Pipeline pipeline;
   Program training, evaluation;
   wrappers::StageActor actor;
-  std::optional<wrappers::Shape> announced;  // of the batch
+  std::optional<wrappers::Shapes> announced;  // of the batch
   bool told_of_batch_norm = false;
 };
 
@@ -268,14 +268,14 @@ void Schedule::Impl::check_batch(const at::Tensor& batch,
 
 // Whether inputs have other sizes than before: the first rank says it to all.
 bool Schedule::Impl::announce(const at::Tensor& inputs) {
-  at::Tensor message = wrappers::Shape::empty_message();
+  at::Tensor message = wrappers::Shapes::empty_message();
   if (ranks.rank() == 0 && inputs.defined()) {
-    message = wrappers::Shape::of(inputs).to_message();
+    message = wrappers::Shapes::of({inputs}).to_message();
   }
   if (ranks.size() > 1) ranks.broadcast(message, /*root=*/0).synchronize();
-  auto shape = wrappers::Shape::from_message(message);
-  if (announced && *announced == shape) return false;
-  announced = std::move(shape);
+  auto shapes = wrappers::Shapes::from_message(message);
+  if (announced && *announced == shapes) return false;
+  announced = std::move(shapes);
   return true;
 }
 
@@ -291,10 +291,11 @@ void Schedule::Impl::check_batches(const at::Tensor& inputs,
         if (!pipeline.is_last({rank, pipeline.chunks - 1})) return;
         if (!trains && !targets.defined()) return;
         check_batch(targets, "targets");
-        const auto& sizes = announced->sizes;
-        TS_CHECK(sizes.empty() || targets.size(0) == sizes[0],
+        const auto& all = announced->all;
+        if (all.empty() || all[0].sizes.empty()) return;
+        TS_CHECK(targets.size(0) == all[0].sizes[0],
                  "pipeline: targets are of ", targets.size(0),
-                 " samples and inputs of ", sizes[0], ".");
+                 " samples and inputs of ", all[0].sizes[0], ".");
       }));
   if (complaint.empty()) return;
   announced.reset();

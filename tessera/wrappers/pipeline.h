@@ -12,7 +12,9 @@
 //   }
 //
 // Stages:  in order, `index` of `num_stages`, each a module whose forward()
-//          takes one tensor and gives one. Rank s of p has stage s; with v
+//          takes what the one before gives: a tensor, a tuple of several (as
+//          arguments), or a vector. The first takes inputs, the last gives one
+//          tensor. Rank s of p has stage s; with v
 //          chunks it has v stages, where the schedule places them
 //          (program/placement.h): round robin, or in a V.
 // Batches: dim 0 of inputs and targets, the samples, is cut into equal
@@ -23,7 +25,7 @@
 //          added to .grad, as backward() does.
 // Shapes:  what a stage gives is announced along the ranks when inputs of new
 //          sizes come, and may differ from its input in size and type; all
-//          micro-batches' are alike.
+//          micro-batches' are alike. Gradients go back for floating-point ones.
 // Schedules: those of pipeline.schedule that have a name (program/schedules/),
 //          but dualpipe, whose two replicas of each stage nothing sums here,
 //          and pipedream_2bw, which goes on from step to step.
@@ -60,6 +62,7 @@
 
 #include "tessera/comm/group.h"
 #include "tessera/wrappers/fully_shard.h"
+#include "tessera/wrappers/stage_call.h"
 
 namespace tessera {
 
@@ -69,8 +72,11 @@ class PipelineStage {
   template <typename Holder>
   PipelineStage(Holder module, int64_t index, int64_t num_stages)
       : module_(as_module(module)),
-        forward_([module](const at::Tensor& input) mutable {
-          return at::Tensor(module->forward(input));
+        forward_([module](const wrappers::Tensors& inputs) mutable {
+          const auto call = [&](const auto&... each) {
+            return module->forward(each...);
+          };
+          return wrappers::call_forward(*module, call, inputs);
         }),
         index_(index),
         num_stages_(num_stages) {}
@@ -79,14 +85,19 @@ class PipelineStage {
   PipelineStage(FullySharded<Holder>& sharded, int64_t index,
                 int64_t num_stages)
       : module_(as_module(sharded.module())),
-        forward_([&sharded](const at::Tensor& input) {
-          return at::Tensor(sharded.forward(input));
+        forward_([&sharded](const wrappers::Tensors& inputs) {
+          const auto call = [&](const auto&... each) {
+            return sharded.forward(each...);
+          };
+          return wrappers::call_forward(*sharded.module(), call, inputs);
         }),
         index_(index),
         num_stages_(num_stages),
         sharded_(&sharded.core()) {}
 
-  at::Tensor forward(const at::Tensor& input) const { return forward_(input); }
+  wrappers::Tensors forward(const wrappers::Tensors& inputs) const {
+    return forward_(inputs);
+  }
   torch::nn::Module& module() const { return *module_; }
   // Null: the module is whole.
   wrappers::FullyShardedCore* sharded() const { return sharded_; }
@@ -105,7 +116,7 @@ class PipelineStage {
   }
 
   std::shared_ptr<torch::nn::Module> module_;
-  std::function<at::Tensor(const at::Tensor&)> forward_;
+  std::function<wrappers::Tensors(const wrappers::Tensors&)> forward_;
   int64_t index_;
   int64_t num_stages_;
   wrappers::FullyShardedCore* sharded_ = nullptr;

@@ -5,6 +5,8 @@
 #include <torch/torch.h>
 
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "tessera/comm/agree.h"
@@ -280,6 +282,132 @@ TEST(Pipeline, AStageMayBeginInPlace) {
   }
 }
 
+// Stages that give several tensors: two that are added to, of different sizes,
+// one of whole numbers that goes along, one that only the last stage uses.
+struct ManyImpl : nn::Module {
+  nn::Linear wide{6, 6}, narrow{2, 2};
+  bool is_tuple;
+  explicit ManyImpl(bool tuple) : is_tuple(tuple) {
+    register_module("wide", wide);
+    register_module("narrow", narrow);
+    to(at::kDouble);
+  }
+  using Several = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+  Several forward(const at::Tensor& x, const at::Tensor& y,
+                  const at::Tensor& rows, const at::Tensor& aside) {
+    const auto a = at::tanh(wide->forward(x)) + y.sum(1, true);
+    return {a, at::tanh(narrow->forward(y)).index_select(0, rows), rows, aside};
+  }
+};
+TORCH_MODULE(Many);
+
+struct FirstImpl : nn::Module {
+  nn::Linear in{6, 6}, beside{6, 2};
+  FirstImpl() {
+    register_module("in", in);
+    register_module("beside", beside);
+    to(at::kDouble);
+  }
+  std::vector<at::Tensor> forward(const at::Tensor& x) {
+    return {in->forward(x), beside->forward(x),
+            at::arange(x.size(0) - 1, -1, -1), x * 0.1};
+  }
+};
+TORCH_MODULE(First);
+
+struct LastImpl : nn::Module {
+  nn::Linear out{6, 4};
+  LastImpl() {
+    register_module("out", out);
+    to(at::kDouble);
+  }
+  at::Tensor forward(const std::vector<at::Tensor>& all) {
+    return out->forward(all.at(0) + all.at(3)) + all.at(1).sum(1, true);
+  }
+};
+TORCH_MODULE(Last);
+
+struct SeveralNet {
+  First first;
+  Many one{true}, two{true};
+  Last last;
+  std::map<std::string, at::Tensor> gradients() {
+    std::map<std::string, at::Tensor> all;
+    const auto add = [&](const std::string& name, nn::Module& module) {
+      for (const auto& each : module.named_parameters()) {
+        all[name + each.key()] = each.value().grad();
+      }
+    };
+    add("0.", *first), add("1.", *one), add("2.", *two), add("3.", *last);
+    return all;
+  }
+};
+SeveralNet make_several() {
+  torch::manual_seed(11);
+  return {};
+}
+
+TEST(Pipeline, StagesGiveSeveralTensors) {
+  auto alone = make_several();
+  constexpr int64_t kMicro = 4;
+  double loss = 0;
+  for (int64_t m = 0; m < kMicro; ++m) {
+    const auto part = [&](const at::Tensor& batch) {
+      return batch.chunk(kMicro)[m];
+    };
+    const auto all = alone.first->forward(part(inputs_of(0)));
+    const auto [a, b, c, d] =
+        alone.one->forward(all[0], all[1], all[2], all[3]);
+    const auto [e, f, g, h] = alone.two->forward(a, b, c, d);
+    const auto each =
+        loss_of(alone.last->forward({e, f, g, h}), part(targets_of(0))) /
+        kMicro;
+    each.backward();
+    loss += each.item<double>();
+  }
+  const auto wanted = alone.gradients();
+  for (const std::string schedule : {"gpipe", "1f1b", "zb_h1", "interleaved"}) {
+    const int64_t ranks = schedule == "interleaved" ? 2 : 4;
+    for (const bool shards : {false, true}) {
+      SCOPED_TRACE(c10::str(schedule, shards ? ", sharded" : ""));
+      comm::run_threads(ranks, "shm", [&](comm::Communicator& on) {
+        std::optional<SeveralNet> net;
+        comm::in_turn(on.world(), [&] { net = make_several(); });
+        const mesh::DeviceMesh mesh({.pp = ranks}, ranks);
+        std::vector<PipelineStage> stages;
+        std::vector<std::shared_ptr<void>> kept;
+        const auto add = [&](auto module, int64_t index) {
+          if (index % ranks != on.rank()) return;
+          if (!shards) return void(stages.emplace_back(module, index, 4));
+          auto sharded = std::make_shared<FullySharded<decltype(module)>>(
+              fully_shard(module, mesh, on, {.zero_stage = 0}));
+          kept.push_back(sharded);
+          stages.emplace_back(*sharded, index, 4);
+        };
+        add(net->first, 0), add(net->one, 1);
+        add(net->two, 2), add(net->last, 3);
+        Schedule pipe(std::move(stages), on.world(),
+                      {.schedule = schedule,
+                       .num_microbatches = kMicro,
+                       .loss = loss_of});
+        for (int step = 0; step < 2; ++step) {  // shapes are known then
+          for (const auto& stage : pipe.stages()) stage.module().zero_grad();
+          EXPECT_NEAR(pipe.step(inputs_of(0), targets_of(0)).loss, loss, 1e-12);
+          for (const auto& stage : pipe.stages()) {
+            for (const auto& each : stage.module().named_parameters()) {
+              const auto name = c10::str(stage.index(), ".", each.key());
+              EXPECT_TRUE(at::allclose(each.value().grad(), wanted.at(name),
+                                       1e-10, 1e-12))
+                  << name;
+            }
+          }
+        }
+        EXPECT_NEAR(pipe.eval(inputs_of(0), targets_of(0)).loss, loss, 1e-12);
+      });
+    }
+  }
+}
+
 std::string error_of(int64_t ranks,
                      const std::function<void(comm::Communicator&)>& body) {
   try {
@@ -374,6 +502,19 @@ TEST(Pipeline, RefusesWhatDoesNotGoTogether) {
                }),
       HasSubstr("stage 0 gave [2, 4] of Float for a micro-batch and announced "
                 "[2, 2] of Float"));
+  EXPECT_THAT(error_of(2,
+                       [](comm::Communicator& ranks) {
+                         const PipelineStage stage =
+                             ranks.rank() == 0
+                                 ? PipelineStage(First(), 0, 2)
+                                 : PipelineStage(
+                                       nn::LayerNorm(nn::LayerNormOptions({6})),
+                                       1, 2);
+                         Schedule schedule({stage}, ranks.world(), {});
+                         schedule.eval(numbers(4, 6, 0.3));
+                       }),
+              HasSubstr("is given 4 tensors, which its forward() does not "
+                        "take"));
   nn::Linear tied(3, 3);
   EXPECT_THROW(split(nn::Sequential(tied, nn::Tanh(), tied), {2, 1}), Error);
 }

@@ -44,13 +44,16 @@ bool has_hooks(Node& node) {
          !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty();
 }
 
-// The graph from a module's output down: which nodes are on the way to its
-// input, and where edges leave that way, to parameters.
+// The graph from a module's outputs down: which nodes are on the way to its
+// inputs, and where edges leave that way, to parameters.
 class Graph {
  public:
-  Graph(Node* root, Node* input) {
-    leads_to_[input] = true;
-    walk(root);
+  Graph(const edge_list& roots, const edge_list& inputs) {
+    for (const Edge& each : inputs) leads_to_[each.function.get()] = true;
+    for (const Edge& each : roots) {
+      Node* root = each.function.get();
+      if (leads_to_.try_emplace(root, false).second) walk(root);
+    }
   }
 
   bool leads_to_input(Node* node) const {
@@ -78,7 +81,6 @@ class Graph {
       size_t next;
     };
     std::vector<Visit> path{{root, 0}};
-    leads_to_.try_emplace(root, false);
     while (!path.empty()) {
       auto& [node, next] = path.back();
       if (next < node->next_edges().size()) {
@@ -242,29 +244,47 @@ void cut_off_the_way(const Graph& graph, const Split& split) {
 
 }  // namespace
 
-PutOffGradients backward_to_input(const at::Tensor& end,
-                                  const at::Tensor& gradient,
-                                  const at::Tensor& input) {
-  const Edge root = torch::autograd::impl::gradient_edge(end);
-  const Edge to = torch::autograd::impl::gradient_edge(input);
-  const Graph graph(root.function.get(), to.function.get());
+PutOffGradients backward_to_inputs(const std::vector<at::Tensor>& ends,
+                                   const std::vector<at::Tensor>& gradients,
+                                   const std::vector<at::Tensor>& inputs) {
+  edge_list roots, to;
+  for (const auto& each : ends) {
+    roots.push_back(torch::autograd::impl::gradient_edge(each));
+  }
+  for (const auto& each : inputs) {
+    to.push_back(torch::autograd::impl::gradient_edge(each));
+  }
+  const Graph graph(roots, to);
   const Split split = split_of(graph);
   PutOffGradients later;
-  const auto reason = reason_for_whole(graph, split);
+  const auto leads = [&](const Edge& root) {
+    return graph.leads_to_input(root.function.get());
+  };
+  auto reason = reason_for_whole(graph, split);
+  // What such an output leads to would be gone through in both parts.
+  if (std::ranges::any_of(roots, leads) && !std::ranges::all_of(roots, leads)) {
+    reason = "one of its outputs does not depend on its inputs";
+  }
   if (!reason.empty()) tell_once(reason);
-  if (!reason.empty() || !graph.leads_to_input(root.function.get())) {
-    torch::autograd::backward({end}, {gradient});
+  if (!reason.empty() || std::ranges::none_of(roots, leads)) {
+    torch::autograd::backward(ends, gradients);
     return later;
   }
   later.roots_ = starts_of(graph, split);
   edge_list outputs = later.roots_;
-  outputs.push_back(to);
+  outputs.insert(outputs.end(), to.begin(), to.end());
+  variable_list given;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    given.push_back(gradients[i].defined() ? gradients[i]
+                                           : at::ones_like(ends[i]));
+  }
   later.gradients_ = Engine::get_default_engine().execute(
-      {root}, {gradient.defined() ? gradient : at::ones_like(end)},
-      /*keep_graph=*/true, /*create_graph=*/false, /*accumulate_grad=*/false,
-      outputs);
-  input.mutable_grad() = later.gradients_.back();
-  later.gradients_.pop_back();
+      roots, given, /*keep_graph=*/true, /*create_graph=*/false,
+      /*accumulate_grad=*/false, outputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    inputs[i].mutable_grad() = later.gradients_[later.roots_.size() + i];
+  }
+  later.gradients_.resize(later.roots_.size());
   erase_undefined(later.roots_, later.gradients_);
   cut_off_the_way(graph, split);
   return later;

@@ -1,6 +1,6 @@
 // A backward through any module in two parts, on autograd's own graph.
 //
-// First part:  the gradient of the module's input. Products of matrices and
+// First part:  the gradients of the module's inputs. Products of matrices and
 //              convolutions leave their weights' gradients for later; what any
 //              other operator gives its parameters is made by the way.
 // Second part: the products left, and everything added to .grad. It holds,
@@ -27,18 +27,19 @@ class PutOffGradients {
   void run();
 
  private:
-  friend PutOffGradients backward_to_input(const at::Tensor& end,
-                                           const at::Tensor& gradient,
-                                           const at::Tensor& input);
+  friend PutOffGradients backward_to_inputs(
+      const std::vector<at::Tensor>& ends,
+      const std::vector<at::Tensor>& gradients,
+      const std::vector<at::Tensor>& inputs);
   std::vector<torch::autograd::Edge> roots_;
   std::vector<at::Tensor> gradients_;
 };
 
-// The first part, from `end`, whose gradient is `gradient` (undefined: 1), to
-// `input`, a leaf that requires one, into its .grad. Nobody else may go
+// The first part, from `ends`, whose gradients are these (undefined: 1), to
+// `inputs`, leaves that require one, into their .grad. Nobody else may go
 // backward through the same graph.
-PutOffGradients backward_to_input(const at::Tensor& end,
-                                  const at::Tensor& gradient,
-                                  const at::Tensor& input);
+PutOffGradients backward_to_inputs(const std::vector<at::Tensor>& ends,
+                                   const std::vector<at::Tensor>& gradients,
+                                   const std::vector<at::Tensor>& inputs);
 
 }  // namespace tessera::wrappers

@@ -79,8 +79,8 @@ Parts expect_as_whole(nn::Module& module, const Forward& forward,
   at::Tensor end = forward(input);
   Parts parts;
   PutOffGradients later;
-  parts.first =
-      products_of([&] { later = backward_to_input(end, gradient, input); });
+  parts.first = products_of(
+      [&] { later = backward_to_inputs({end}, {gradient}, {input}); });
   end = at::Tensor();
   const auto between = input.grad().clone();
   EXPECT_TRUE(at::equal(between, wanted.input));
@@ -114,7 +114,8 @@ TEST(SplitBackward, NothingIsAddedInTheFirstPart) {
   nn::Sequential net(nn::Linear(6, 8),
                      nn::LayerNorm(nn::LayerNormOptions({8})));
   const auto input = at::ones({4, 6}).requires_grad_();
-  auto later = backward_to_input(net->forward(input).sum(), {}, input);
+  auto later =
+      backward_to_inputs({net->forward(input).sum()}, {at::Tensor()}, {input});
   for (const auto& each : net->parameters()) {
     EXPECT_FALSE(each.grad().defined());
   }
@@ -199,7 +200,8 @@ TEST(SplitBackward, RunsWholeBesideHooks) {
 TEST(SplitBackward, AStageThatDoesNotComputeWithItsInput) {
   nn::Linear linear(6, 6);
   const auto input = at::ones({4, 6}).requires_grad_();
-  auto later = backward_to_input(linear(at::ones({4, 6})).sum(), {}, input);
+  auto later = backward_to_inputs({linear(at::ones({4, 6})).sum()},
+                                  {at::Tensor()}, {input});
   later.run();
   EXPECT_TRUE(linear->weight.grad().defined());
   EXPECT_FALSE(input.grad().defined());

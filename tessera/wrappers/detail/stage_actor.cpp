@@ -40,29 +40,67 @@ Shape Shape::of(const at::Tensor& tensor) {
   return {tensor.sizes().vec(), tensor.scalar_type()};
 }
 
-at::Tensor Shape::empty_message() {
-  return at::zeros({kMostDims + 2}, at::kLong);
+at::Tensor Shape::empty() const { return at::empty(sizes, type); }
+
+bool Shape::is_differentiable() const {
+  return at::isFloatingType(type) || at::isComplexType(type);
 }
 
-at::Tensor Shape::to_message() const {
-  TS_CHECK(std::ssize(sizes) <= kMostDims, "pipeline: a tensor of ",
-           sizes.size(), " dimensions between stages, ", kMostDims,
-           " at most. Flatten some.");
+std::string Shape::text() const {
+  return c10::str(at::IntArrayRef(sizes), " of ", type);
+}
+
+Shapes Shapes::of(const Tensors& tensors) {
+  Shapes shapes;
+  for (const auto& each : tensors) shapes.all.push_back(Shape::of(each));
+  return shapes;
+}
+
+at::Tensor Shapes::empty_message() {
+  return at::zeros({1 + kMostTensors * (kMostDims + 2)}, at::kLong);
+}
+
+at::Tensor Shapes::to_message() const {
+  TS_CHECK(std::ssize(all) <= kMostTensors, "pipeline: ", all.size(),
+           " tensors between stages, ", kMostTensors, " at most. Join some.");
   at::Tensor message = empty_message();
   auto* to = message.mutable_data_ptr<int64_t>();
-  *to++ = static_cast<int64_t>(type);
-  *to++ = std::ssize(sizes);
-  std::ranges::copy(sizes, to);
+  *to++ = std::ssize(all);
+  for (const Shape& each : all) {
+    TS_CHECK(std::ssize(each.sizes) <= kMostDims, "pipeline: a tensor of ",
+             each.sizes.size(), " dimensions between stages, ", kMostDims,
+             " at most. Flatten some.");
+    *to++ = static_cast<int64_t>(each.type);
+    *to++ = std::ssize(each.sizes);
+    to = std::ranges::copy(each.sizes, to).out;
+  }
   return message;
 }
 
-Shape Shape::from_message(const at::Tensor& message) {
+Shapes Shapes::from_message(const at::Tensor& message) {
   const auto* from = message.const_data_ptr<int64_t>();
-  const auto type = static_cast<at::ScalarType>(from[0]);
-  return {{from + 2, from + 2 + from[1]}, type};
+  Shapes shapes;
+  for (int64_t left = *from++; left > 0; --left) {
+    const auto type = static_cast<at::ScalarType>(*from++);
+    const int64_t dims = *from++;
+    shapes.all.push_back({{from, from + dims}, type});
+    from += dims;
+  }
+  return shapes;
 }
 
-at::Tensor Shape::empty() const { return at::empty(sizes, type); }
+std::string Shapes::text() const {
+  std::string text;
+  for (const Shape& each : all) {
+    text += (text.empty() ? "" : ", ") + each.text();
+  }
+  return text;
+}
+
+void StageActor::Message::wait() {
+  if (header.defined()) header_work.wait();
+  for (comm::Work& each : works) each.wait();
+}
 
 StageActor::StageActor(const std::vector<PipelineStage>& stages,
                        const program::Pipeline& pipeline, comm::Group& ranks,
@@ -91,10 +129,7 @@ void StageActor::begin_program(const at::Tensor& inputs,
 }
 
 Schedule::Result StageActor::end_program() {
-  for (Message& each : sent_) {
-    each.header_work.wait();
-    each.work.wait();
-  }
+  for (Message& each : sent_) each.wait();
   sent_.clear();
   passed_.clear();
   Schedule::Result result;
@@ -118,7 +153,7 @@ at::Tensor StageActor::part_of(const at::Tensor& batch,
 }
 
 void StageActor::load_inputs(int64_t microbatch) {
-  at(microbatch, 0).input = part_of(inputs_, microbatch);
+  at(microbatch, 0).inputs = {part_of(inputs_, microbatch)};
 }
 
 void StageActor::forward(int64_t microbatch, int64_t unit) {
@@ -126,28 +161,35 @@ void StageActor::forward(int64_t microbatch, int64_t unit) {
   Passed& here = at(microbatch, chunk);
   const bool is_first = pipeline_.is_first({ranks_.rank(), chunk});
   const at::AutoGradMode records(trains_);
-  const at::ScalarType type = here.input.scalar_type();
-  if (trains_ && !is_first &&
-      (at::isFloatingType(type) || at::isComplexType(type))) {
-    here.input.requires_grad_();
+  Tensors inputs;
+  for (at::Tensor& each : here.inputs) {
+    if (trains_ && !is_first && Shape::of(each).is_differentiable()) {
+      each.requires_grad_();
+    }
+    inputs.push_back(Alias::apply(each));
   }
-  here.output = stages_[chunk].forward(Alias::apply(here.input));
-  TS_CHECK(here.output.defined(), "pipeline: stage ", stages_[chunk].index(),
-           " gave no tensor.");
-  require_announced(here.output, chunk);
-  if (!trains_) here.input = at::Tensor();
-  if (!pipeline_.is_last({ranks_.rank(), chunk})) return;
-  outputs_[microbatch] = here.output.detach();
+  const PipelineStage& stage = stages_[chunk];
+  here.outputs = stage.forward(inputs);
+  const bool is_last = pipeline_.is_last({ranks_.rank(), chunk});
+  TS_CHECK(!is_last || here.outputs.size() == 1, "pipeline: the last stage, ",
+           stage.index(), ", gave ", here.outputs.size(),
+           " tensors. It gives one, of which the loss is taken.");
+  for (const auto& each : here.outputs) {
+    TS_CHECK(each.defined(), "pipeline: stage ", stage.index(),
+             " gave no tensor.");
+  }
+  require_announced(here.outputs, chunk);
+  if (!trains_) here.inputs.clear();
+  if (is_last) outputs_[microbatch] = here.outputs[0].detach();
 }
 
 // The stages behind were told, and wait for just that.
-void StageActor::require_announced(const at::Tensor& output, int64_t chunk) {
-  const Shape shape = Shape::of(output);
-  const auto [known, is_new] = given_.try_emplace(chunk, shape);
-  TS_CHECK(is_new || known->second == shape, "pipeline: stage ",
-           stages_[chunk].index(), " gave ", at::IntArrayRef(shape.sizes),
-           " of ", shape.type, " for a micro-batch and announced ",
-           at::IntArrayRef(known->second.sizes), " of ", known->second.type,
+void StageActor::require_announced(const Tensors& outputs, int64_t chunk) {
+  const Shapes shapes = Shapes::of(outputs);
+  const auto [known, is_new] = given_.try_emplace(chunk, shapes);
+  TS_CHECK(is_new || known->second == shapes, "pipeline: stage ",
+           stages_[chunk].index(), " gave ", shapes.text(),
+           " for a micro-batch and announced ", known->second.text(),
            ". A stage gives the same shape for all micro-batches of one size.");
 }
 
@@ -156,7 +198,7 @@ void StageActor::loss(int64_t microbatch) {
   Passed& here = at(microbatch, std::ssize(stages_) - 1);
   const at::AutoGradMode records(trains_);
   const at::Tensor loss =
-      options_.loss(here.output, part_of(targets_, microbatch));
+      options_.loss(here.outputs[0], part_of(targets_, microbatch));
   TS_CHECK(loss.defined() && loss.numel() == 1,
            "pipeline: the loss of a micro-batch is to be one number.");
   loss_sum_ += loss.item<double>();
@@ -170,32 +212,61 @@ void StageActor::backward(Op part, int64_t microbatch, int64_t unit) {
     std::exchange(here.later, {})->run();
     return;
   }
-  const at::Tensor output = std::exchange(here.output, {});
-  const at::Tensor loss = std::exchange(here.loss, {});
-  const at::Tensor gradient = std::exchange(here.gradient, {});
-  const at::Tensor& end = loss.defined() ? loss : output;
-  if (!end.defined() || !end.requires_grad()) return;  // all is frozen
+  const Starts from = take_starts(here);
+  if (from.tensors.empty()) return;  // all is frozen
+  Tensors inputs;
+  for (const at::Tensor& each : here.inputs) {
+    if (each.requires_grad()) inputs.push_back(each);
+  }
   const PipelineStage& stage = stages_[chunk_of(unit)];
-  if (part == Op::kBackwardInput && here.input.requires_grad() &&
-      !stage.sharded()) {
-    here.later = backward_to_input(end, gradient, here.input);
+  if (part == Op::kBackwardInput && !inputs.empty() && !stage.sharded()) {
+    here.later = backward_to_inputs(from.tensors, from.gradients, inputs);
   } else {
-    go_back(stage, end, gradient);
+    go_back(stage, from);
   }
 }
 
-// What is sharded reduces behind the last micro-batch.
-void StageActor::go_back(const PipelineStage& stage, const at::Tensor& end,
-                         const at::Tensor& gradient) {
-  if (!stage.sharded()) return torch::autograd::backward({end}, {gradient});
-  const int64_t count = ++went_back_[stage.index()];
-  stage.sharded()->backward(end, gradient, count == options_.num_microbatches);
+// Lets go of what a backward begins with.
+StageActor::Starts StageActor::take_starts(Passed& here) {
+  const Tensors outputs = std::exchange(here.outputs, {});
+  const Tensors given = std::exchange(here.gradients, {});
+  const at::Tensor loss = std::exchange(here.loss, {});
+  Starts starts;
+  const auto add = [&](const at::Tensor& from, const at::Tensor& gradient) {
+    if (!from.requires_grad()) return;
+    starts.tensors.push_back(from);
+    starts.gradients.push_back(gradient);
+  };
+  if (loss.defined()) {
+    add(loss, {});
+    return starts;
+  }
+  size_t next = 0;
+  for (const at::Tensor& each : outputs) {
+    if (Shape::of(each).is_differentiable()) add(each, given.at(next++));
+  }
+  return starts;
 }
 
-// Zeros where the stage does not compute with its input.
-at::Tensor StageActor::input_gradient(const Passed& here) const {
-  const at::Tensor& gradient = here.input.grad();
-  return gradient.defined() ? gradient : at::zeros_like(here.input);
+// What is sharded reduces behind the last micro-batch.
+void StageActor::go_back(const PipelineStage& stage, const Starts& from) {
+  if (!stage.sharded()) {
+    return torch::autograd::backward(from.tensors, from.gradients);
+  }
+  const int64_t count = ++went_back_[stage.index()];
+  stage.sharded()->backward(from.tensors, from.gradients,
+                            count == options_.num_microbatches);
+}
+
+// Zeros where the stage does not compute with an input.
+Tensors StageActor::input_gradients(const Passed& here) {
+  Tensors gradients;
+  for (const at::Tensor& each : here.inputs) {
+    if (!Shape::of(each).is_differentiable()) continue;
+    const at::Tensor& gradient = each.grad();
+    gradients.push_back(gradient.defined() ? gradient : at::zeros_like(each));
+  }
+  return gradients;
 }
 
 Ends StageActor::ends_of(const Instruction& message) const {
@@ -203,45 +274,55 @@ Ends StageActor::ends_of(const Instruction& message) const {
                           pipeline_.placement);
 }
 
+// Of the first of a message's tensors; the others follow.
 int64_t StageActor::tag_of(const Instruction& message, const Ends& ends) const {
   const int64_t runs = pipeline_.num_runs();
-  return (message.microbatch * runs + ends.receiver) * 2 +
-         (ends.activations ? 1 : 0);
+  return ((message.microbatch * runs + ends.receiver) * 2 +
+          (ends.activations ? 1 : 0)) *
+         kMostTensors;
 }
 
 int64_t StageActor::header_tag(const Instruction& message,
                                const Ends& ends) const {
   const int64_t all = options_.num_microbatches * pipeline_.num_runs();
-  return 2 * all + tag_of(message, ends);
+  return 2 * all * kMostTensors + tag_of(message, ends);
 }
 
 void StageActor::send(const Instruction& message, const Ends& ends,
                       Message& sent) {
   Passed& here = at(message.microbatch, message.chunk);
-  sent.tensor = (ends.activations ? here.output.detach() : input_gradient(here))
-                    .contiguous();
-  if (!ends.activations) here.input = at::Tensor();
-  if (!trains_) here.output = at::Tensor();
+  const Tensors given = ends.activations ? here.outputs : input_gradients(here);
+  for (const at::Tensor& each : given) {
+    sent.tensors.push_back(each.detach().contiguous());
+  }
+  if (!ends.activations) here.inputs.clear();
+  if (!trains_) here.outputs.clear();
   if (announces_ && ends.activations) {
-    sent.header = Shape::of(sent.tensor).to_message();
+    sent.header = Shapes::of(sent.tensors).to_message();
     sent.header_work =
         ranks_.send(sent.header, ends.peer_stage, header_tag(message, ends));
   }
-  sent.work = ranks_.send(sent.tensor, ends.peer_stage, tag_of(message, ends));
+  int64_t tag = tag_of(message, ends);
+  for (const at::Tensor& each : sent.tensors) {
+    sent.works.push_back(ranks_.send(each, ends.peer_stage, tag++));
+  }
 }
 
 void StageActor::receive(const Instruction& message, const Ends& ends,
                          Message& received) {
   Passed& here = at(message.microbatch, message.chunk);
-  if (ends.activations) {
-    here.input = taken_.at(message.chunk).empty();
-    received.tensor = here.input;
-  } else {
-    here.gradient = given_.at(message.chunk).empty();
-    received.tensor = here.gradient;
+  const Shapes& shapes =
+      ends.activations ? taken_.at(message.chunk) : given_.at(message.chunk);
+  for (const Shape& each : shapes.all) {
+    if (ends.activations || each.is_differentiable()) {
+      received.tensors.push_back(each.empty());
+    }
   }
-  received.work =
-      ranks_.recv(received.tensor, ends.peer_stage, tag_of(message, ends));
+  (ends.activations ? here.inputs : here.gradients) = received.tensors;
+  int64_t tag = tag_of(message, ends);
+  for (const at::Tensor& each : received.tensors) {
+    received.works.push_back(ranks_.recv(each, ends.peer_stage, tag++));
+  }
 }
 
 void StageActor::begin(const Instruction& message, bool /*awaited_next*/) {
@@ -250,7 +331,7 @@ void StageActor::begin(const Instruction& message, bool /*awaited_next*/) {
   if (ends.sends) return send(message, ends, here);
   if (!announces_) return receive(message, ends, here);
   if (!ends.activations) return;
-  here.header = Shape::empty_message();
+  here.header = Shapes::empty_message();
   here.header_work =
       ranks_.recv(here.header, ends.peer_stage, header_tag(message, ends));
 }
@@ -267,22 +348,24 @@ void StageActor::await(const Instruction& message) {
   }
   if (here.header.defined()) {
     here.header_work.synchronize();
-    taken_[message.chunk] = Shape::from_message(here.header);
+    taken_[message.chunk] = Shapes::from_message(here.header);
+    here.header = at::Tensor();
   }
   if (announces_) receive(message, ends_of(message), here);
-  here.work.wait();
+  here.wait();
 }
 
 void StageActor::hand_activations(int64_t microbatch, int64_t chunk) {
   Passed& here = at(microbatch, chunk);
-  at(microbatch, chunk + 1).input = here.output.detach();
-  if (!trains_) here.output = at::Tensor();
+  Tensors& inputs = at(microbatch, chunk + 1).inputs;
+  for (const at::Tensor& each : here.outputs) inputs.push_back(each.detach());
+  if (!trains_) here.outputs.clear();
 }
 
 void StageActor::hand_gradients(int64_t microbatch, int64_t chunk) {
   Passed& here = at(microbatch, chunk);
-  at(microbatch, chunk - 1).gradient = input_gradient(here);
-  here.input = at::Tensor();
+  at(microbatch, chunk - 1).gradients = input_gradients(here);
+  here.inputs.clear();
 }
 
 }  // namespace tessera::wrappers

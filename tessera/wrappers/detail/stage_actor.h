@@ -16,6 +16,7 @@
 
 #include <map>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -26,17 +27,29 @@
 
 namespace tessera::wrappers {
 
-// Sizes and type of a tensor, as numbers that fit in one message.
+// Sizes and type of a tensor.
 struct Shape {
   std::vector<int64_t> sizes;
   at::ScalarType type = at::kFloat;
   bool operator==(const Shape&) const = default;
 
   static Shape of(const at::Tensor& tensor);
-  at::Tensor to_message() const;
-  static Shape from_message(const at::Tensor& message);
-  static at::Tensor empty_message();
   at::Tensor empty() const;
+  // Whether its gradient goes back.
+  bool is_differentiable() const;
+  std::string text() const;
+};
+
+// Of what goes from a stage to the next, as numbers that fit in one message.
+struct Shapes {
+  std::vector<Shape> all;
+  bool operator==(const Shapes&) const = default;
+
+  static Shapes of(const Tensors& tensors);
+  at::Tensor to_message() const;
+  static Shapes from_message(const at::Tensor& message);
+  static at::Tensor empty_message();
+  std::string text() const;
 };
 
 class StageActor : public program::Actor {
@@ -65,17 +78,25 @@ class StageActor : public program::Actor {
  private:
   // A micro-batch in a chunk.
   struct Passed {
-    at::Tensor input, output, gradient, loss;
+    Tensors inputs, outputs, gradients;  // of those that are differentiable
+    at::Tensor loss;
     std::optional<PutOffGradients> later;  // of a backward in two parts
   };
   struct Message {
-    at::Tensor tensor, header;
-    comm::Work work, header_work;
+    Tensors tensors;
+    std::vector<comm::Work> works;
+    at::Tensor header;
+    comm::Work header_work;
+    void wait();
+  };
+  // Of a backward: their gradients; undefined: 1.
+  struct Starts {
+    Tensors tensors, gradients;
   };
   using Key = std::tuple<program::Op, int64_t, int64_t>;
 
-  void go_back(const PipelineStage& stage, const at::Tensor& end,
-               const at::Tensor& gradient);
+  static Starts take_starts(Passed& here);
+  void go_back(const PipelineStage& stage, const Starts& from);
   Passed& at(int64_t microbatch, int64_t chunk) {
     return passed_[{microbatch, chunk}];
   }
@@ -83,8 +104,8 @@ class StageActor : public program::Actor {
     return pipeline_.place_of(unit).chunk;
   }
   at::Tensor part_of(const at::Tensor& batch, int64_t microbatch) const;
-  void require_announced(const at::Tensor& output, int64_t chunk);
-  at::Tensor input_gradient(const Passed& here) const;
+  void require_announced(const Tensors& outputs, int64_t chunk);
+  static Tensors input_gradients(const Passed& here);
   void send(const program::Instruction& message, const program::Ends& ends,
             Message& sent);
   void receive(const program::Instruction& message, const program::Ends& ends,
@@ -103,10 +124,10 @@ class StageActor : public program::Actor {
   bool trains_ = false, announces_ = false;
   std::map<std::pair<int64_t, int64_t>, Passed> passed_;
   std::map<Key, Message> messages_;
-  std::vector<Message> sent_;               // while shapes are announced
-  std::map<int64_t, Shape> given_, taken_;  // by chunk: outputs, inputs
-  std::map<int64_t, at::Tensor> outputs_;   // of the last stage
-  std::map<int64_t, int64_t> went_back_;    // by stage: micro-batches
+  std::vector<Message> sent_;                // while shapes are announced
+  std::map<int64_t, Shapes> given_, taken_;  // by chunk: outputs, inputs
+  std::map<int64_t, at::Tensor> outputs_;    // of the last stage
+  std::map<int64_t, int64_t> went_back_;     // by stage: micro-batches
   double loss_sum_ = 0;
   int64_t losses_ = 0;
 };
