@@ -79,6 +79,10 @@ class Communicator {
 std::unique_ptr<Communicator> make_communicator(
     const CommunicatorOptions& options);
 
+// Group::compare_calls() of every group that this rank is in; every rank calls
+// it: before what is to be kept is written.
+void compare_calls(Communicator& ranks);
+
 // "shm", "gloo", "mpi" ...: what this build has; with a reason for the rest.
 struct BackendInfo {
   std::string name;

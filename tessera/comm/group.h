@@ -111,6 +111,9 @@ class Group {
   virtual Work recv(at::Tensor tensor, int64_t peer, int64_t tag = 0) = 0;
   // Blocks until every rank of the group has called it.
   virtual void barrier() = 0;
+  // Throws where the ranks have not called the same so far, on backends that
+  // compare now and then. Comm: there two barriers, and what compares.
+  virtual void compare_calls() {}
 
   // A CPU tensor, not initialised; on shm in registered memory, which this and
   // every other group of the rank reduces and moves where it lies, without a

@@ -81,6 +81,23 @@ const std::vector<Misorder> kMisorders = {
 INSTANTIATE_TEST_SUITE_P(What, Misordered, ::testing::ValuesIn(kMisorders),
                          [](const auto& info) { return info.param.name; });
 
+// At once where that is asked for: nothing has to follow.
+TEST_P(Misordered, IsNamedAtOnceWhereAsked) {
+  const Misorder& what = GetParam();
+  const std::string said = failure_of_threads("gloo", 3, [&](Communicator& c) {
+    c.make_group({0, 1, 2}, "another");
+    for (int i = 0; i < 140; ++i) c.world().barrier();
+    compare_calls(c);
+    for (int i = 0; i < 5; ++i) c.world().barrier();
+    (c.rank() == 1 ? what.wrong : what.right)(c.world());
+    compare_calls(c);
+    ADD_FAILURE() << "nothing was found";
+  });
+  EXPECT_THAT(said,
+              AllOf(HasSubstr("collectives on this group are not the same"),
+                    HasSubstr("Verdict: the ranks differ: ranks 0, 2 call ")));
+}
+
 // Shapes of as many elements, exchanges of other sizes, what a rank is refused
 // and repeats, messages between some: all of this is in order.
 TEST(Histories, OfWhatIsInOrderAreTheSame) {

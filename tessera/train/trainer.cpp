@@ -510,23 +510,27 @@ class Trainer {
     on_rank_0("writing metrics", [&] { metrics_->sync(); });
   }
 
-  void save_due() {
+  // Of ranks that were out of step nothing is kept.
+  void before_save() {
+    comm::compare_calls(ranks_);
     compare_replicas();
     sync_metrics();
+  }
+
+  void save_due() {
+    before_save();
     checkpoints_.save_due(step_, [this] { return content(); });
     model_->release_files();
   }
 
   void save_local() {
-    compare_replicas();
-    sync_metrics();
+    before_save();
     checkpoints_.save_local(step_, [this] { return content(); });
     model_->release_files();
   }
 
   void save_last() {
-    compare_replicas();
-    sync_metrics();
+    before_save();
     if (!saves_anywhere()) {  // a run that is stopped
       if (leads()) lock_checkpoints();
       require_shared(folder_.checkpoints(), ranks_.world());

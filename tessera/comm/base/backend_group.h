@@ -32,6 +32,8 @@ struct Connection {
   // called, and when the backend has taken it.
   std::function<void(const Operation&)> before = {};
   std::function<void(const Operation&)> taken = {};
+  // The next collective is compared, and the one behind it hears of it.
+  std::function<void()> compare_next = {};
   // Memory that it moves without staging it; not initialised.
   std::function<at::Tensor(at::IntArrayRef, at::ScalarType)> empty =
       [](at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -83,6 +85,7 @@ class BackendGroup : public Group {
   Work send(at::Tensor tensor, int64_t peer, int64_t tag) override;
   Work recv(at::Tensor tensor, int64_t peer, int64_t tag) override;
   void barrier() override;
+  void compare_calls() override;
 
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) override;
 

@@ -20,7 +20,8 @@ Histories::Histories(c10::intrusive_ptr<c10d::Backend> backend)
 
 void Histories::add(const Operation& operation) {
   hash_ = operation.signature(hash_);
-  if (++collectives_ % kEvery == 0) compare();
+  waits_ = std::exchange(compares_next_, false);
+  if (++collectives_ % kEvery == 0 || waits_) compare();
 }
 
 void Histories::compare() {
@@ -35,8 +36,18 @@ void Histories::compare() {
                         .work = std::move(work)});
 }
 
+void Histories::wait() {
+  for (const Comparison& each : under_way_) {
+    try {
+      each.work->wait();
+    } catch (const std::exception&) {  // check() passes it over
+    }
+  }
+}
+
 // One that failed tells nothing: what it failed of, the ranks hear elsewhere.
 void Histories::check() {
+  if (std::exchange(waits_, false)) wait();
   while (!under_way_.empty() && under_way_.front().work->isCompleted()) {
     const Comparison done = std::move(under_way_.front());
     under_way_.pop_front();

@@ -10,7 +10,7 @@
 //          collective. No caller waits for it, but as a collective of the group
 //          it has the group's time-out, and those behind it come after it: a
 //          rank may be ahead of the others by that much. What is called after
-//          the last 128th is not compared.
+//          the last 128th is compared where compare_next() asks for it.
 // Errors:  RanksDiffer.
 // Threads: that which calls the group's collectives.
 #pragma once
@@ -39,6 +39,8 @@ class Histories {
   void check();
   // The next collective, once the backend has taken it.
   void add(const Operation& operation);
+  // The next add() compares, and the check() behind it waits for that.
+  void compare_next() { compares_next_ = true; }
 
  private:
   struct Comparison {
@@ -48,10 +50,12 @@ class Histories {
   };
 
   void compare();
+  void wait();
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
   uint64_t hash_ = 0;
   uint64_t collectives_ = 0;
+  bool compares_next_ = false, waits_ = false;
   std::deque<Comparison> under_way_;  // oldest first
 };
 

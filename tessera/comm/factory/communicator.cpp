@@ -385,6 +385,7 @@ class BackendCommunicator : public FailableCommunicator {
     connection.taken = [histories](const Operation& operation) {
       histories->add(operation);
     };
+    connection.compare_next = [histories] { histories->compare_next(); };
   }
 
   Connection connection_of(const GroupInfo& info,
@@ -479,6 +480,10 @@ class BackendCommunicator : public FailableCommunicator {
 };
 
 }  // namespace
+
+void compare_calls(Communicator& ranks) {
+  for (Group* group : ranks.groups()) group->compare_calls();
+}
 
 std::unique_ptr<FailableCommunicator> make_failable_communicator(
     const CommunicatorOptions& options) {
