@@ -234,6 +234,31 @@ TEST(Initialize, SkipsWhatOverflowsInFp16) {
       at::kFloat);
 }
 
+// A scale that is fixed cannot mend what is lost.
+TEST(Initialize, EndsWhereUpdateAfterUpdateChangesNothing) {
+  const std::string fixed = R"(, "fp16": {"enabled": true, "loss_scale": 128})";
+  int64_t updates = 0;
+  try {
+    on_ranks(
+        1,
+        [&](auto& ranks, auto net) {
+          auto engine = initialize(net, json_of(2, 1, fixed), ranks);
+          for (; updates < 100; ++updates) {
+            engine.backward(
+                loss_of(engine.forward(batch_of(0).to(at::kFloat) / 0)));
+            engine.step();
+          }
+        },
+        at::kFloat);
+    FAIL() << "it went on";
+  } catch (const std::exception& error) {
+    EXPECT_EQ(updates, 10);
+    EXPECT_THAT(message_of(error),
+                HasSubstr("update 11 is the 11th in a row that changed "
+                          "nothing"));
+  }
+}
+
 // Worked by hand: Linear(1024, 4096), ReLU, Linear(4096, 10), batches of 32.
 TEST(Initialize, SharesOutTheFirstExample) {
   const std::string json = R"({"train_batch_size": 32,

@@ -116,6 +116,7 @@ struct ModuleEngine::Impl {
   wrappers::FullyShardedCore core;
   const std::vector<ParameterShard> shards;
   optim::LossScale loss_scale;
+  optim::Standstill standstill{settings.config.precision.scale_hysteresis};
   detail::ModuleUpdates updates;
   int64_t global_steps = 0;
   int64_t skipped_steps = 0;  // of these
@@ -157,6 +158,13 @@ void ModuleEngine::Impl::update() {
   }
   ++global_steps;
   loss_scale.update(is_finite);
+  if (is_finite) return standstill.updated();
+  standstill.skipped(loss_scale.value() != scale);
+  TS_CHECK(!standstill.is_too_long(), "update ", global_steps, " is the ",
+           standstill.in_a_row(),
+           "th in a row that changed nothing, its gradients' norm ", norm,
+           ": what would train on is lost. Go on from an earlier checkpoint "
+           "with a lower learning rate, or another loss scale.");
 }
 
 // Before the first update the averages are what the parameters are.

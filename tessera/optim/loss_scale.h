@@ -20,6 +20,7 @@
 //          deepspeed/runtime/fp16/loss_scaler.py, since June 2025.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace tessera::optim {
@@ -63,6 +64,24 @@ class LossScale {
 
   LossScaleRule rule_;
   LossScaleState state_;
+};
+
+// Steps in a row that updated nothing while the scale stood still: a few are
+// passed over, many say that what would train on is lost.
+class Standstill {
+ public:
+  explicit Standstill(int64_t hysteresis)
+      : most_(std::max<int64_t>(10, hysteresis)) {}
+  void updated() { in_a_row_ = 0; }
+  void skipped(bool scale_moved) {
+    in_a_row_ = scale_moved ? 0 : in_a_row_ + 1;
+  }
+  bool is_too_long() const { return in_a_row_ > most_; }
+  int64_t in_a_row() const { return in_a_row_; }
+
+ private:
+  int64_t most_;
+  int64_t in_a_row_ = 0;
 };
 
 }  // namespace tessera::optim

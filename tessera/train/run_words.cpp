@@ -2,6 +2,7 @@
 
 #include <c10/util/StringUtil.h>
 
+#include "tessera/checkpoint/hugging_face.h"
 #include "tessera/comm/agree.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
@@ -55,6 +56,21 @@ void tell_shares(const engine::RunConfig& config, bool speeds_are_measured) {
   if (!seen.empty()) log::info(config.pipeline.cut, ": ", seen);
   const std::string shares = engine::shares_text(config);
   if (!shares.empty()) log::info(shares);
+}
+
+void tell_left_out(const engine::RunConfig& config) {
+  const auto& model = config.model;
+  if (!model.load_weights || !checkpoint::is_hugging_face_folder(model.from)) {
+    return;
+  }
+  const int64_t depths =
+      checkpoint::hugging_face_config(model.from).model.mtp.layers;
+  if (depths <= model.mtp.layers) return;
+  log::warning("model.from has ", depths,
+               " modules that predict more than the next token (MTP), which "
+               "this run leaves out",
+               model.lora.rank > 0 ? ", as adapters have none" : "",
+               ": neither it nor what is exported of it has them");
 }
 
 void tell_fp8_layers(const engine::RunConfig& config,

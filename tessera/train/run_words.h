@@ -15,6 +15,8 @@ void compare_devices(const engine::RunConfig& config, comm::Group& world);
 void tell_devices(const engine::RunConfig& config);
 // `speeds_are_measured`: those in the configuration, just now.
 void tell_shares(const engine::RunConfig& config, bool speeds_are_measured);
+// Modules of model.from that this run has none of.
+void tell_left_out(const engine::RunConfig& config);
 // Of this rank's layers those that are not multiplied so.
 void tell_fp8_layers(const engine::RunConfig& config, engine::RankModel& model);
 

@@ -133,6 +133,7 @@ class Trainer {
     }
     tell_devices(config_);
     tell_shares(config_, speeds_are_measured_);
+    tell_left_out(config_);
   }
 
   void open_local() {
@@ -409,7 +410,7 @@ class Trainer {
       if (model_->actor().was_skipped()) {
         handle_skipped(done.step);
       } else {
-        skipped_in_a_row_ = 0;
+        standstill_.updated();
       }
       trace_.add(done.step - first_step_, model_->mesh(), done.spans);
       stops_ |= done.totals.stop;
@@ -460,12 +461,10 @@ class Trainer {
 
   // A scale that is found while training moves, or ends the run by itself.
   void require_progress(int64_t step) {
-    constexpr int64_t kMost = 10;
     ModelActor& actor = model_->actor();
-    const bool moves = actor.loss_scale().value() != actor.scale();
-    skipped_in_a_row_ = moves ? 0 : skipped_in_a_row_ + 1;
-    const int64_t most = std::max(kMost, config_.precision.scale_hysteresis);
-    TS_CHECK(skipped_in_a_row_ <= most, "step ", step, " is the ", most + 1,
+    standstill_.skipped(actor.loss_scale().value() != actor.scale());
+    TS_CHECK(!standstill_.is_too_long(), "step ", step, " is the ",
+             standstill_.in_a_row(),
              "th in a row that updated nothing, its gradient's norm ",
              actor.grad_norm(),
              ": what would train on is lost. Go on from an earlier checkpoint "
@@ -555,13 +554,13 @@ class Trainer {
   std::unique_ptr<ReplicaWatch> replicas_;
   std::unique_ptr<BegunSteps> begun_;
   StepTrace trace_{config_, folder_, ranks_};
-  int64_t first_step_ = 0;        // updates done before this run
-  int64_t step_ = 0;              // steps done, or begun
-  int64_t skipped_ = 0;           // that updated nothing
-  int64_t skipped_in_a_row_ = 0;  // while the loss scale stood still
-  bool is_resumed_ = false;       // from a checkpoint
-  bool is_from_local_ = false;    // in the memory of hosts
-  bool stops_ = false;            // some rank was asked to stop
+  int64_t first_step_ = 0;  // updates done before this run
+  int64_t step_ = 0;        // steps done, or begun
+  int64_t skipped_ = 0;     // that updated nothing
+  optim::Standstill standstill_{config_.precision.scale_hysteresis};
+  bool is_resumed_ = false;     // from a checkpoint
+  bool is_from_local_ = false;  // in the memory of hosts
+  bool stops_ = false;          // some rank was asked to stop
 };
 
 // Alike on all ranks, which then cut the model by it. Who starts from the

@@ -215,7 +215,8 @@ def test_a_folder_whose_modules_are_not_there_is_the_model_alone(program, tesser
     kept = {name: tensor for name, tensor in load_file(other / "model.safetensors").items()
             if not any(name.startswith(f"model.layers.{LAYERS + k}.") for k in range(DEPTHS))}
     save_file(kept, other / "model.safetensors", {"format": "pt"})
-    train(program, configuration_of(folder, tmp_path), *ONE_STEP, f"--model.from={other}")
+    done = train(program, configuration_of(folder, tmp_path), *ONE_STEP, f"--model.from={other}")
+    assert "leaves out" not in done.stderr, done.stderr
     line = metrics(tmp_path)[0]
     assert "mtp_loss" not in line
     assert line["loss"] == pytest.approx(reference.losses(batch(ids))[0].item(), rel=1e-6)
@@ -232,8 +233,9 @@ def test_a_folder_whose_modules_are_not_there_is_the_model_alone(program, tesser
 # Adapters are beside the layers of the model alone.
 def test_adapters_leave_a_folders_modules_out(program, published, tmp_path):
     folder, _, _ = published
-    train(program, configuration_of(folder, tmp_path), *ONE_STEP, "--model.lora.rank=2")
+    done = train(program, configuration_of(folder, tmp_path), *ONE_STEP, "--model.lora.rank=2")
     assert "mtp_loss" not in metrics(tmp_path)[0]
+    assert f"model.from has {DEPTHS} modules" in done.stderr and "as adapters have none" in done.stderr, done.stderr
 
 
 # Validation and `tessera eval` of a run with modules, which may begin a stage of their own.
