@@ -1,6 +1,8 @@
 #include "tessera/engine/memory_plan.h"
 
 #include <algorithm>
+#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "tessera/engine/batch_share.h"
@@ -70,16 +72,23 @@ int64_t batches_that_wait(const RunConfig& config) {
   return config.mesh.star() ? 1 : accumulation(config);
 }
 
+RunFacts::RunFacts(const RunConfig& config, const mesh::DeviceMesh& mesh)
+    : config_(config), mesh_(mesh), placed_(config.model, mesh, config) {}
+
 Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                const mesh::Coord& coord, program::Purpose purpose) {
-  models::ModelConfig model = config.model;
-  if (purpose == program::Purpose::kEvaluation) model.dropout = 0;
+  return RunFacts(config, mesh).of(coord, purpose);
+}
+
+Facts RunFacts::of(const mesh::Coord& coord, program::Purpose purpose) const {
+  const auto& [config, mesh] = std::tie(config_, mesh_);
+  const auto& model = config.model;
   const bool trains = purpose == program::Purpose::kTraining;
   const int64_t samples =
       trains ? SampleShares(config).rows_of(mesh.data_rank_of(coord))
              : config.batch.micro;
-  Facts facts = parallel::facts_of(
-      model, mesh, coord, config,
+  Facts facts = placed_.facts_of(
+      coord,
       {.samples = samples,
        .seq_len = config.data.seq_len,
        .documents = config.data.documents_apart(),
@@ -88,7 +97,8 @@ Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
        .threads = std::max<int64_t>(1, config.run.threads),
        .depths = trains ? model.mtp.layers : 0,
        .micro_batches = trains ? batches_that_wait(config) : 1,
-       .device = config.run.device_of_stage(coord[mesh::Axis::kPp])});
+       .device = config.run.device_of_stage(coord[mesh::Axis::kPp])},
+      trains ? std::optional<double>() : 0.0);
   if (trains) share_batch(config, mesh, samples, facts);
   return facts;
 }
@@ -97,9 +107,9 @@ namespace {
 
 MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                    const program::Program& program,
-                   const parallel::ModelUnits& model, int64_t rank,
-                   program::Purpose purpose) {
-  const Facts facts = facts_of(config, mesh, mesh.coord_of(rank), purpose);
+                   const parallel::ModelUnits& model, const RunFacts& of_ranks,
+                   int64_t rank, program::Purpose purpose) {
+  const Facts facts = of_ranks.of(mesh.coord_of(rank), purpose);
   const program::Units units = model.units_of(mesh, rank);
   std::vector<int64_t> run;
   for (const auto& chunk : units.chunks) {
@@ -147,24 +157,23 @@ std::vector<MemoryPlan> memory_plans(const RunConfig& of,
   RunConfig config = of;
   config.mesh.data_parallel = "ddp";
   const auto mesh = mesh_of(config, implied_world_size(config));
-  const auto model = models::make_model(config.model);
-  parallel::place(*model, mesh, config);
-  const auto units = parallel::model_units(*model, mesh, config);
+  const RunFacts facts(config, mesh);
+  const auto units = parallel::model_units(facts.model(), mesh, config);
   std::vector<MemoryPlan> plans;
   for (int64_t stage = 0; stage < mesh.degree(mesh::Axis::kPp); ++stage) {
     mesh::Coord coord = mesh.coord_of(0);
     coord[mesh::Axis::kPp] = stage;
     const program::Program program =
         lowered_program(config, mesh, units, stage, purpose);
-    plans.push_back(
-        plan_of(config, mesh, program, units, mesh.rank_at(coord), purpose));
+    plans.push_back(plan_of(config, mesh, program, units, facts,
+                            mesh.rank_at(coord), purpose));
     if (config.batch.rows.empty()) continue;
     // The largest parts are there, but more samples may be elsewhere, or so few
     // that their rows wait.
     for (const int64_t other : ranks_by_samples(config, mesh, coord)) {
-      plans.back().work =
-          std::max(plans.back().work,
-                   plan_of(config, mesh, program, units, other, purpose).work);
+      plans.back().work = std::max(
+          plans.back().work,
+          plan_of(config, mesh, program, units, facts, other, purpose).work);
     }
   }
   if (of.mesh.star()) {

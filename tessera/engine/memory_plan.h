@@ -8,12 +8,28 @@
 
 #include "tessera/engine/run_config.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/parallel/facts.h"
 #include "tessera/program/facts.h"
 #include "tessera/program/instruction.h"
 
 namespace tessera::engine {
 
-// Of a rank at `coord`. REQUIRES, here and below: a completed configuration.
+// Of any rank, of a model that is made once. REQUIRES, here and below: a
+// completed configuration. It and `mesh` outlive the result.
+class RunFacts {
+ public:
+  RunFacts(const RunConfig& config, const mesh::DeviceMesh& mesh);
+  program::Facts of(
+      const mesh::Coord& coord,
+      program::Purpose purpose = program::Purpose::kTraining) const;
+  models::Model& model() const { return placed_.model(); }
+
+ private:
+  const RunConfig& config_;
+  const mesh::DeviceMesh& mesh_;
+  parallel::PlacedModel placed_;
+};
+
 program::Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                         const mesh::Coord& coord,
                         program::Purpose purpose = program::Purpose::kTraining);

@@ -43,15 +43,18 @@ class PlannedWorld {
       : config_(config),
         mesh_(mesh_of(config, implied_world_size(config))),
         lanes_(mesh_) {
-    const auto model = models::make_model(config.model);
-    parallel::place(*model, mesh_, config);
-    is_even_ = !reads_for_others(config) && cuts_evenly(*model, mesh_);
-    units_ = parallel::model_units(*model, mesh_, config);
+    const RunFacts facts(config, mesh_);
+    is_even_ = !reads_for_others(config) && cuts_evenly(facts.model(), mesh_);
+    units_ = parallel::model_units(facts.model(), mesh_, config);
+    const RunConfig resolved = config.with(units_.config);
+    const RunFacts facts_of_transfers(resolved, mesh_);
     for (int64_t stage = 0; stage < stages(); ++stage) {
       programs_by_stage_.push_back(lowered_program(
           config, mesh_, units_, stage, Purpose::kTraining, passes_chosen()));
     }
-    for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) add(rank);
+    for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
+      add(rank, facts, facts_of_transfers);
+    }
     world_.pipeline = lanes_.along({Axis::kPp});
     world_.lanes = lanes_.names();
     world_.members = [this](int64_t rank, int64_t lane) {
@@ -87,15 +90,17 @@ class PlannedWorld {
     return {kind, config_.mesh.speed_of(rank)};
   }
 
-  void add(int64_t rank) {
+  void add(int64_t rank, const RunFacts& facts,
+           const RunFacts& facts_of_transfers) {
     const Key key = key_of(rank);
     const auto [found, is_new] = programs_.try_emplace(key);
     world_.programs.push_back(&found->second);
     if (!is_new) return;
-    found->second = transfers_of(config_, mesh_, units_, rank, lanes_);
+    const mesh::Coord coord = mesh_.coord_of(rank);
+    found->second = transfers_of(config_, mesh_, units_, rank, lanes_,
+                                 facts_of_transfers.of(coord));
     found->second.program = programs_by_stage_.at(key.first.stage);
-    facts_[key] = {engine::facts_of(config_, mesh_, mesh_.coord_of(rank)),
-                   units_.units_of(mesh_, rank)};
+    facts_[key] = {facts.of(coord), units_.units_of(mesh_, rank)};
   }
 
   const RunConfig& config_;

@@ -79,6 +79,8 @@ using ByStage = std::vector<program::Program>;
 // Ranks of a stage run one program; what it moves depends on their kind.
 void prove(const RunConfig& config, const mesh::DeviceMesh& mesh,
            const parallel::ModelUnits& model, const std::vector<ByStage>& all) {
+  const RunConfig resolved = config.with(model.config);
+  const RunFacts facts(resolved, mesh);
   parallel::Lanes lanes(mesh);
   std::map<RankKind, RankProgram> programs;
   program::World world;
@@ -87,7 +89,8 @@ void prove(const RunConfig& config, const mesh::DeviceMesh& mesh,
         programs.try_emplace(kind_of(config, mesh, mesh.coord_of(rank)));
     world.programs.push_back(&found->second);
     if (!is_new) continue;
-    found->second = transfers_of(config, mesh, model, rank, lanes);
+    found->second = transfers_of(config, mesh, model, rank, lanes,
+                                 facts.of(mesh.coord_of(rank)));
     // Whoever runs them waits for all ranks there, to tell of the step.
     found->second.between_steps = {
         {"all_gather", lanes.world(), at::kDouble, 1}};
@@ -229,12 +232,12 @@ void check_passes(const RunConfig& config, const passes::Choice& choice) {
 program::RankProgram transfers_of(const RunConfig& config,
                                   const mesh::DeviceMesh& mesh,
                                   const parallel::ModelUnits& model,
-                                  int64_t rank, parallel::Lanes& lanes) {
+                                  int64_t rank, parallel::Lanes& lanes,
+                                  const program::Facts& facts) {
   const mesh::Coord coord = mesh.coord_of(rank);
   RankProgram program;
   program.units = model.transfers_of(mesh, rank, lanes);
-  // Nothing is left open in the model's.
-  add_inner(facts_of(config.with(model.config), mesh, coord), lanes, program);
+  add_inner(facts, lanes, program);
   program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
   const int64_t samples =
       SampleShares(config).rows_of(mesh.data_rank_of(coord));

@@ -11,6 +11,7 @@
 
 #include "tessera/engine/run_config.h"
 #include "tessera/parallel/model_units.h"
+#include "tessera/program/facts.h"
 #include "tessera/program/passes/pass.h"
 #include "tessera/program/schedules/schedule.h"
 
@@ -46,11 +47,13 @@ void check_passes(const RunConfig& config,
                   const program::passes::Choice& choice);
 
 // What a rank's instructions move, in all its programs; which ranks, is said of
-// `lanes`. REQUIRES, here and below: a completed configuration.
+// `lanes`. `facts`: this rank's, of config.with(model.config), in which nothing
+// is left open. REQUIRES, here and below: a completed configuration.
 program::RankProgram transfers_of(const RunConfig& config,
                                   const mesh::DeviceMesh& mesh,
                                   const parallel::ModelUnits& model,
-                                  int64_t rank, parallel::Lanes& lanes);
+                                  int64_t rank, parallel::Lanes& lanes,
+                                  const program::Facts& facts);
 
 // Of a step between two flushes; and, of a schedule that goes on, of those that
 // find their batch begun, or begin the next one's.

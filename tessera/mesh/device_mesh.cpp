@@ -253,12 +253,17 @@ std::string DeviceMesh::describe_groups(Axis axis) const {
 }
 
 std::string DeviceMesh::axes_of(const std::vector<int64_t>& ranks) const {
+  const Coord first = coord_of(ranks.front());
+  std::vector<bool> differ(order_.size());
+  for (const int64_t rank : ranks) {
+    const Coord coord = coord_of(rank);
+    for (size_t i = 0; i < order_.size(); ++i) {
+      if (coord[order_[i]] != first[order_[i]]) differ[i] = true;
+    }
+  }
   std::vector<Axis> along;
-  for (Axis axis : order_) {
-    const bool differ = std::ranges::any_of(ranks, [&](int64_t rank) {
-      return coord_of(rank)[axis] != coord_of(ranks.front())[axis];
-    });
-    if (differ) along.push_back(axis);
+  for (size_t i = 0; i < order_.size(); ++i) {
+    if (differ[i]) along.push_back(order_[i]);
   }
   return group_name_of(along);
 }

@@ -1,5 +1,6 @@
 #include "tessera/parallel/facts.h"
 
+#include <tuple>
 #include <vector>
 
 #include "tessera/models/trace/model_facts.h"
@@ -44,14 +45,30 @@ models::trace::TracedModel traced_model(const models::ModelConfig& of,
 
 }  // namespace
 
-program::Facts facts_of(const models::ModelConfig& model_config,
+PlacedModel::PlacedModel(const models::ModelConfig& model,
+                         const mesh::DeviceMesh& mesh,
+                         const ParallelConfig& config)
+    : config_(model), mesh_(mesh), parallel_(config), model_([&] {
+        auto made = models::make_model(model);
+        place(*made, mesh, config);
+        return made;
+      }()) {}
+
+program::Facts facts_of(const models::ModelConfig& model,
                         const mesh::DeviceMesh& mesh, const mesh::Coord& coord,
                         const ParallelConfig& config,
                         const FactsOptions& batch) {
+  return PlacedModel(model, mesh, config).facts_of(coord, batch);
+}
+
+program::Facts PlacedModel::facts_of(const mesh::Coord& coord,
+                                     const FactsOptions& batch,
+                                     std::optional<double> dropout) const {
+  const auto& [mesh, config, model] = std::tie(mesh_, parallel_, model_);
+  models::ModelConfig model_config = config_;
+  if (dropout) model_config.dropout = *dropout;
   const at::ScalarType compute = config.precision.compute_dtype();
   const at::ScalarType gradient = config.precision.gradient_dtype();
-  const auto model = models::make_model(model_config);
-  place(*model, mesh, config);
   // Those of stages 2 and 3 are reduced with each micro-batch.
   const bool are_whole =
       zero_stage_of(nn::parameters_of(*model).front().spec->layout, mesh,

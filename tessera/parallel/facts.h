@@ -8,7 +8,11 @@
 
 #include <c10/core/DeviceType.h>
 
+#include <memory>
+#include <optional>
+
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/models/model.h"
 #include "tessera/models/model_config.h"
 #include "tessera/parallel/data/parameter_facts.h"
 #include "tessera/parallel/parallel_config.h"
@@ -29,7 +33,26 @@ struct FactsOptions {
   c10::DeviceType device = c10::kCPU;
 };
 
-// Of units that other stages hold too.
+// A model whose parameters lie where these strategies put them, without values:
+// whose facts on many ranks are asked for makes it once.
+class PlacedModel {
+ public:
+  // `mesh` and `config` outlive it.
+  PlacedModel(const models::ModelConfig& model, const mesh::DeviceMesh& mesh,
+              const ParallelConfig& config);
+
+  models::Model& model() const { return *model_; }
+  // Of units that other stages hold too. `dropout`: in the model's place.
+  program::Facts facts_of(const mesh::Coord& coord, const FactsOptions& batch,
+                          std::optional<double> dropout = {}) const;
+
+ private:
+  models::ModelConfig config_;
+  const mesh::DeviceMesh& mesh_;
+  const ParallelConfig& parallel_;
+  std::shared_ptr<models::Model> model_;
+};
+
 program::Facts facts_of(const models::ModelConfig& model,
                         const mesh::DeviceMesh& mesh, const mesh::Coord& coord,
                         const ParallelConfig& config,

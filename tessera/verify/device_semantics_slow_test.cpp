@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "tessera/core/host_read.h"
+#include "tessera/engine/memory_plan.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/verify/detail/host_reads.h"
@@ -200,9 +201,12 @@ std::vector<Ran> run(const Mesh& mesh, bool late,
     }
     const auto& composed = model.composed();
     parallel::Lanes lanes(composed.mesh);
+    const auto facts =
+        facts_of(config.with(composed.model.config), composed.mesh,
+                 composed.mesh.coord_of(ranks.rank()));
     mine.expected = waits_of(model.program(),
                              transfers_of(config, composed.mesh, composed.model,
-                                          ranks.rank(), lanes));
+                                          ranks.rank(), lanes, facts));
   });
   return all;
 }

@@ -1,4 +1,5 @@
 #include <c10/util/Exception.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -122,7 +123,7 @@ TEST(Passes, WhatIsMovedWhere) {
     return calls_of(lowered(1, units, names));
   };
   EXPECT_EQ(without({"reductions", "messages"}),
-            "<G0 Z Li0 >G0 <G1 F0.0 f0 >G1 <G2 F0.1 f1 >G2 F0.2 f2 Lt0 <G2 "
+            "<G0 Z Li0 >G0 <G1 F0.0 f0 >G1 <G2 F0.1 f1 >G2 F0.2 f2 <G2 Lt0 "
             ">G2 a2 L0 <G1 B0.2 <R2 >R2 f2 >G1 a1 <G0 B0.1 <R1 >R1 f1 >G0 a0 "
             "B0.0 <R0 >R0 f0 N <N >N C O0 O1 O2 ");
   units = units_of(3, 2);
@@ -138,6 +139,28 @@ TEST(Passes, TheNextBatchTravelsAllTheWhile) {
   units.shares_batch = true;
   EXPECT_EQ(calls_of(lowered(1, units)),
             "<D Z Li0 F0.0 Lt0 L0 B0.0 <R0 >R0 N <N >N C O0 >D ");
+}
+
+// Below stage 3 all gathers of a step are under way from its start on: a late
+// stage of a pipeline has nothing else to do then. In stage 3 those of a unit
+// that has two parts, as experts have, begin together.
+TEST(Passes, GathersDoNotWaitForActivations) {
+  const auto calls = [](int64_t zero, bool parts) {
+    Units units = units_of(2, zero);
+    if (parts) {
+      units.all.push_back(units.all[1]);
+      units.all[1].reads.push_back(2);
+    }
+    units.chunks = {{1}};
+    const schedules::Shape shape{.stages = 2};
+    return calls_of(passes::lower(
+        schedules::step(schedules::named("1f1b"), shape, 1, {}), units));
+  };
+  EXPECT_THAT(calls(1, false), ::testing::StartsWith("<G1 Z <ra0 >ra0 >G1 F"));
+  EXPECT_THAT(calls(1, true),
+              ::testing::StartsWith("<G1 <G2 Z <ra0 >ra0 >G1 >G2 F"));
+  EXPECT_THAT(calls(3, true),
+              ::testing::StartsWith("<G1 <G2 Z <ra0 >ra0 >G1 >G2 F"));
 }
 
 TEST(Passes, PrefetchKeepsToItsBudget) {
