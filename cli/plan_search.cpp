@@ -43,7 +43,10 @@ std::string text_of(const Search& search) {
                               search.refused, " refused by a rule, ",
                               search.ruled_out, " slower by their bounds");
   if (search.left > 0) {
-    text += c10::str(", ", search.left, " less promising ones not looked at");
+    text += c10::str(
+        ", ", search.left, " less promising ones not looked at, none below ",
+        fixed(search.left_bound_s / search.plans.front().step_s, 2),
+        " of the best step");
   }
   return text;
 }
@@ -108,10 +111,15 @@ Json json_of(const Plan& plan) {
 
 Json json_of(const Search& search, const std::vector<std::string>& reasons,
              const std::vector<planner::Change>& changes) {
-  Json json = {{"layouts", search.layouts},     {"simulated", search.simulated},
-               {"too_large", search.too_large}, {"refused", search.refused},
-               {"ruled_out", search.ruled_out}, {"left", search.left},
-               {"plans", Json::array()},        {"reasons", reasons}};
+  Json json = {{"layouts", search.layouts},
+               {"simulated", search.simulated},
+               {"too_large", search.too_large},
+               {"refused", search.refused},
+               {"ruled_out", search.ruled_out},
+               {"left", search.left},
+               {"left_bound_s", search.left_bound_s},
+               {"plans", Json::array()},
+               {"reasons", reasons}};
   for (const Plan& plan : search.plans) json["plans"].push_back(json_of(plan));
   for (const auto& change : changes) json["changes"][change.what] = change.step;
   return json;

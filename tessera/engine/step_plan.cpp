@@ -270,15 +270,9 @@ void take_one_step(StepPlan& plan) {
   plan.bubble = plan.step > 0 ? bubble / (ranks * plan.step) : 0;
 }
 
-}  // namespace
-
-StepPlan plan_step(const RunConfig& config, const PlanCosts& of) {
-  return plan_step(config, of, memory_plans(config));
-}
-
-StepPlan plan_step(const RunConfig& config, const PlanCosts& of,
-                   const std::vector<MemoryPlan>& memory) {
-  const PlannedWorld ranks(config);
+StepPlan planned(const RunConfig& config, const PlanCosts& of,
+                 const PlannedWorld& ranks,
+                 const std::vector<MemoryPlan>& memory) {
   StepPlan plan;
   plan.world_size = ranks.mesh().world_size();
   plan.schedule = c10::str(config.pipeline.schedule, ", ", accumulation(config),
@@ -304,6 +298,28 @@ StepPlan plan_step(const RunConfig& config, const PlanCosts& of,
   }
   if (config.pipeline.delayed()) take_one_step(plan);
   return plan;
+}
+
+}  // namespace
+
+StepPlan plan_step(const RunConfig& config, const PlanCosts& of) {
+  return plan_step(config, of, memory_plans(config));
+}
+
+StepPlan plan_step(const RunConfig& config, const PlanCosts& of,
+                   const std::vector<MemoryPlan>& memory) {
+  return plan_steps(config, {of}, memory).front();
+}
+
+std::vector<StepPlan> plan_steps(const RunConfig& config,
+                                 const std::vector<PlanCosts>& costs,
+                                 const std::vector<MemoryPlan>& memory) {
+  const PlannedWorld ranks(config);
+  std::vector<StepPlan> plans;
+  for (const PlanCosts& each : costs) {
+    plans.push_back(planned(config, each, ranks, memory));
+  }
+  return plans;
 }
 
 }  // namespace tessera::engine

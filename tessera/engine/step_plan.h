@@ -63,5 +63,9 @@ StepPlan plan_step(const RunConfig& config, const PlanCosts& costs);
 // The same; `memory`: the configuration's, where it is known.
 StepPlan plan_step(const RunConfig& config, const PlanCosts& costs,
                    const std::vector<MemoryPlan>& memory);
+// By each of these costs; ranks and programs are made once.
+std::vector<StepPlan> plan_steps(const RunConfig& config,
+                                 const std::vector<PlanCosts>& costs,
+                                 const std::vector<MemoryPlan>& memory);
 
 }  // namespace tessera::engine

@@ -48,11 +48,20 @@ models::trace::TracedModel traced_model(const models::ModelConfig& of,
 PlacedModel::PlacedModel(const models::ModelConfig& model,
                          const mesh::DeviceMesh& mesh,
                          const ParallelConfig& config)
-    : config_(model), mesh_(mesh), parallel_(config), model_([&] {
-        auto made = models::make_model(model);
-        place(*made, mesh, config);
-        return made;
-      }()) {}
+    : config_(model),
+      mesh_(mesh),
+      parallel_(config),
+      model_(models::make_model(model)) {
+  place(*model_, mesh, config);
+  const auto parameters = nn::parameters_of(*model_);
+  // Those of stages 2 and 3 are reduced with each micro-batch.
+  are_whole_ = zero_stage_of(parameters.front().spec->layout, mesh, config) < 2;
+  reads_ = reads_of(*model_);
+  owned_.resize(reads_.size());
+  for (const auto& parameter : parameters) {
+    owned_[model_->owner_of(*parameter.spec)].push_back(parameter.spec.get());
+  }
+}
 
 program::Facts facts_of(const models::ModelConfig& model,
                         const mesh::DeviceMesh& mesh, const mesh::Coord& coord,
@@ -64,40 +73,32 @@ program::Facts facts_of(const models::ModelConfig& model,
 program::Facts PlacedModel::facts_of(const mesh::Coord& coord,
                                      const FactsOptions& batch,
                                      std::optional<double> dropout) const {
-  const auto& [mesh, config, model] = std::tie(mesh_, parallel_, model_);
+  const auto& [mesh, config] = std::tie(mesh_, parallel_);
   models::ModelConfig model_config = config_;
   if (dropout) model_config.dropout = *dropout;
   const at::ScalarType compute = config.precision.compute_dtype();
   const at::ScalarType gradient = config.precision.gradient_dtype();
-  // Those of stages 2 and 3 are reduced with each micro-batch.
-  const bool are_whole =
-      zero_stage_of(nn::parameters_of(*model).front().spec->layout, mesh,
-                    config) < 2;
   program::Facts facts = models::trace::facts_of(
       traced_model(model_config, mesh, coord, config, batch),
       {.compute = compute,
        .gradient = gradient,
        .threads = batch.threads,
-       .batches = are_whole
+       .batches = are_whole_
                       ? config.pipeline.batches_of_a_unit(batch.micro_batches)
                       : 1,
        .device = batch.device});
-  const auto reads = reads_of(*model);
-  std::vector<std::vector<const nn::ParameterSpec*>> owned(reads.size());
-  for (const auto& parameter : nn::parameters_of(*model)) {
-    owned[model->owner_of(*parameter.spec)].push_back(parameter.spec.get());
-  }
-  for (size_t unit = 0; unit < reads.size(); ++unit) {
-    facts.units[unit].reads = reads[unit];
-    if (owned[unit].empty()) continue;
+  for (size_t unit = 0; unit < reads_.size(); ++unit) {
+    facts.units[unit].reads = reads_[unit];
+    if (owned_[unit].empty()) continue;
     facts.units[unit].parameters = data::parameter_facts(
-        owned[unit], mesh, coord,
-        {.zero_stage = zero_stage_of(owned[unit].front()->layout, mesh, config),
+        owned_[unit], mesh, coord,
+        {.zero_stage =
+             zero_stage_of(owned_[unit].front()->layout, mesh, config),
          .compute = compute,
          .gradient = gradient,
          .kept = batch.kept,
          .updates = config.updates(),
-         .num_units = model->num_units(),
+         .num_units = model_->num_units(),
          .versions =
              config.pipeline.versions(mesh.degree(Axis::kPp), coord[Axis::kPp]),
          .crosses =

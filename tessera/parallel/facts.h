@@ -8,8 +8,10 @@
 
 #include <c10/core/DeviceType.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/model.h"
@@ -51,6 +53,9 @@ class PlacedModel {
   const mesh::DeviceMesh& mesh_;
   const ParallelConfig& parallel_;
   std::shared_ptr<models::Model> model_;
+  bool are_whole_ = false;                   // gradients, between micro-batches
+  std::vector<std::vector<int64_t>> reads_;  // by unit
+  std::vector<std::vector<const nn::ParameterSpec*>> owned_;  // by unit
 };
 
 program::Facts facts_of(const models::ModelConfig& model,

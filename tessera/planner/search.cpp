@@ -91,6 +91,7 @@ class Searching {
     // Nothing is said of what fits before all was looked at.
     if (laid_out_ >= options_.most && !found_.plans.empty()) {
       ++found_.left;
+      lower(found_.left_bound_s, layout.bound);
       return true;
     }
     ++laid_out_;
@@ -338,13 +339,13 @@ std::vector<std::string> reasons_of(const Search& search,
 
 std::vector<Change> changes_of(const Plan& plan, const Cluster& cluster) {
   std::vector<Change> changes;
+  std::vector<engine::PlanCosts> costs;
   const auto mesh = mesh_of(plan.config, implied_world_size(plan.config));
-  const auto memory = engine::memory_plans(plan.config);
   const auto add = [&](const char* what, const auto& change) {
     Cluster other = cluster;
     change(other);
-    const auto step = engine::plan_step(plan.config, other.costs(mesh), memory);
-    changes.push_back({what, step.step / plan.step_s});
+    costs.push_back(other.costs(mesh));
+    changes.push_back({what});
   };
   add("device.tflops twice as high", [](Cluster& c) { c.device.tflops *= 2; });
   if (cluster.device.memory_gb_per_s > 0) {
@@ -363,6 +364,11 @@ std::vector<Change> changes_of(const Plan& plan, const Cluster& cluster) {
     c.in_node.latency_us /= 2;
     c.between_nodes.latency_us /= 2;
   });
+  const auto steps =
+      engine::plan_steps(plan.config, costs, engine::memory_plans(plan.config));
+  for (size_t i = 0; i < steps.size(); ++i) {
+    changes[i].step = steps[i].step / plan.step_s;
+  }
   std::ranges::stable_sort(changes, {}, &Change::step);
   return changes;
 }

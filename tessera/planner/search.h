@@ -52,9 +52,10 @@ struct Search {
   int64_t layouts = 0;      // that there are; of these:
   int64_t simulated = 0;
   int64_t too_large = 0;
-  int64_t refused = 0;    // a rule of the configuration forbids it
-  int64_t ruled_out = 0;  // by their bounds
-  int64_t left = 0;       // not looked at, since `most` were
+  int64_t refused = 0;      // a rule of the configuration forbids it
+  int64_t ruled_out = 0;    // by their bounds
+  int64_t left = 0;         // not looked at, since `most` were
+  double left_bound_s = 0;  // which none of those left is faster than
   Outcomes outcomes;
 };
 
