@@ -141,26 +141,27 @@ TEST(Passes, TheNextBatchTravelsAllTheWhile) {
             "<D Z Li0 F0.0 Lt0 L0 B0.0 <R0 >R0 N <N >N C O0 >D ");
 }
 
-// Below stage 3 all gathers of a step are under way from its start on: a late
-// stage of a pipeline has nothing else to do then. In stage 3 those of a unit
-// that has two parts, as experts have, begin together.
+// In a late stage of a pipeline nothing else is done before its first
+// activations come: the gathers of its first units begin before that, of a unit
+// that has two parts, as experts have, both.
 TEST(Passes, GathersDoNotWaitForActivations) {
-  const auto calls = [](int64_t zero, bool parts) {
-    Units units = units_of(2, zero);
-    if (parts) {
-      units.all.push_back(units.all[1]);
-      units.all[1].reads.push_back(2);
-    }
-    units.chunks = {{1}};
+  const auto calls = [](int64_t zero, int64_t ahead) {
+    Units units = units_of(3, zero);
+    units.all.push_back(units.all[1]);
+    units.all[1].reads.push_back(3);
+    units.chunks = {{1, 2}};
+    units.prefetch = ahead;
     const schedules::Shape shape{.stages = 2};
     return calls_of(passes::lower(
         schedules::step(schedules::named("1f1b"), shape, 1, {}), units));
   };
-  EXPECT_THAT(calls(1, false), ::testing::StartsWith("<G1 Z <ra0 >ra0 >G1 F"));
-  EXPECT_THAT(calls(1, true),
-              ::testing::StartsWith("<G1 <G2 Z <ra0 >ra0 >G1 >G2 F"));
-  EXPECT_THAT(calls(3, true),
-              ::testing::StartsWith("<G1 <G2 Z <ra0 >ra0 >G1 >G2 F"));
+  using ::testing::StartsWith;
+  for (const int64_t zero : {1, 3}) {
+    EXPECT_THAT(calls(zero, 1),
+                StartsWith("<G1 <G3 Z <ra0 >ra0 >G1 >G3 <G2 F"));
+    EXPECT_THAT(calls(zero, 2),
+                StartsWith("<G1 <G3 <G2 Z <ra0 >ra0 >G1 >G3 F"));
+  }
 }
 
 TEST(Passes, PrefetchKeepsToItsBudget) {

@@ -29,26 +29,21 @@ bool is_barrier(const Instruction& each, int64_t unit) {
 
 // Where a gather of `unit` behind this program may begin: right before the unit
 // that runs units.prefetch earlier, behind the gather before it, or first of
-// all, as far as the bytes allow. Below stage 3 the bytes are there (but for
-// what is fetched from files), and all gathers of a step may wait in line: in a
-// late stage of a pipeline nothing else is done until its first activations
-// come.
-// `held`: bytes behind the program.
+// all, as far as the bytes allow: never behind activations that are on their
+// way. `held`: bytes behind the program.
 size_t earlier(const Program& program, int64_t unit, int64_t held,
                const Units& units) {
-  const bool is_held =
-      units.all[unit].zero_stage < 3 && !units.offloads_parameters;
   const int64_t room = units.prefetch_bytes - units.all[unit].bytes;
   size_t place = program.size();
   int64_t passed = 0;
-  for (size_t i = program.size(); i > 0; --i) {
+  for (size_t i = program.size(); i > 0 && passed < units.prefetch; --i) {
     const Instruction& before = program[i - 1];
-    if (!is_held && held > room) break;
+    if (held > room) break;
     if (is_barrier(before, unit)) return i;
     held -= change_of(before, units);
     if (i > 1 && !is_compute(before.op)) continue;
+    ++passed;
     place = i - 1;
-    if (!is_held && ++passed == units.prefetch) break;
   }
   return place;
 }
