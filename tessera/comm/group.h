@@ -111,8 +111,8 @@ class Group {
   virtual Work recv(at::Tensor tensor, int64_t peer, int64_t tag = 0) = 0;
   // Blocks until every rank of the group has called it.
   virtual void barrier() = 0;
-  // Throws where the ranks have not called the same so far, on backends that
-  // compare now and then. Comm: there two barriers, and what compares.
+  // On backends that compare what was called now and then: at once. Errors: the
+  // verdict, where ranks differ. Comm: there two barriers, and what compares.
   virtual void compare_calls() {}
 
   // A CPU tensor, not initialised; on shm in registered memory, which this and

@@ -303,12 +303,7 @@ StepPlan planned(const RunConfig& config, const PlanCosts& of,
 }  // namespace
 
 StepPlan plan_step(const RunConfig& config, const PlanCosts& of) {
-  return plan_step(config, of, memory_plans(config));
-}
-
-StepPlan plan_step(const RunConfig& config, const PlanCosts& of,
-                   const std::vector<MemoryPlan>& memory) {
-  return plan_steps(config, {of}, memory).front();
+  return plan_steps(config, {of}, memory_plans(config)).front();
 }
 
 std::vector<StepPlan> plan_steps(const RunConfig& config,

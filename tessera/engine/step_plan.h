@@ -60,10 +60,8 @@ struct StepPlan {
 // REQUIRES: a completed configuration of ranks (not of mesh.data_parallel dp).
 // TS_CHECK_CONFIG where a trace is of another mesh, or of other programs.
 StepPlan plan_step(const RunConfig& config, const PlanCosts& costs);
-// The same; `memory`: the configuration's, where it is known.
-StepPlan plan_step(const RunConfig& config, const PlanCosts& costs,
-                   const std::vector<MemoryPlan>& memory);
-// By each of these costs; ranks and programs are made once.
+// By each of these costs; ranks and programs are made once. `memory`: the
+// configuration's.
 std::vector<StepPlan> plan_steps(const RunConfig& config,
                                  const std::vector<PlanCosts>& costs,
                                  const std::vector<MemoryPlan>& memory);

@@ -16,6 +16,7 @@
 #include "tessera/core/log.h"
 #include "tessera/engine/kept_states.h"
 #include "tessera/engine/rank_model.h"
+#include "tessera/module_engine/detail/module_parts.h"
 #include "tessera/module_engine/detail/module_settings.h"
 #include "tessera/module_engine/detail/module_state.h"
 #include "tessera/module_engine/detail/module_updates.h"
@@ -86,7 +87,8 @@ struct ModuleEngine::Impl {
         sharding(options_of(of, settings, options)),
         embeddings(detail::embedding_names(of)),
         core(of, settings.mesh, ranks, sharding),
-        shards(core.shards()),
+        parts({{&of, core.shards()}}, ranks.world()),
+        shards(parts.shards()),
         loss_scale(engine::loss_scale_rule(settings.config.precision)),
         updates(shards, settings, options.hidden_matrices, embeddings, ranks) {
     if (ranks.rank() > 0) return;
@@ -114,7 +116,8 @@ struct ModuleEngine::Impl {
   const FullyShardOptions sharding;
   const std::set<std::string> embeddings;
   wrappers::FullyShardedCore core;
-  const std::vector<ParameterShard> shards;
+  const detail::ModuleParts parts;
+  const std::vector<ParameterShard>& shards;
   optim::LossScale loss_scale;
   optim::Standstill standstill{settings.config.precision.scale_hysteresis};
   detail::ModuleUpdates updates;
@@ -175,7 +178,7 @@ void ModuleEngine::Impl::swap_averages() {
 
 checkpoint::State ModuleEngine::Impl::state() {
   const bool is_first = ranks.rank() == 0;
-  checkpoint::State state{detail::module_entries(module, shards, is_first), ""};
+  checkpoint::State state{parts.entries(), ""};
   std::map<std::string, const ParameterShard*> by_name;
   for (const auto& shard : shards) by_name[shard.name] = &shard;
   for (const auto& item : updates.optimizer().state()) {
@@ -312,6 +315,7 @@ void ModuleEngine::save_checkpoint(const std::string& folder,
   TS_CHECK(!self.went_back && self.micro_steps == 0,
            "save_checkpoint() with gradients that are not in any update: save "
            "behind the step() that updates.");
+  comm::compare_calls(self.ranks);  // of ranks out of step nothing is kept
   checkpoint::State state = self.state();
   auto extra = detail::Json::parse(engine::to_json(self.loss_scale.state()));
   extra["optimizer"] = detail::Json::parse(engine::to_json(self.rule()));

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <set>
 #include <type_traits>
 #include <utility>
@@ -133,6 +134,22 @@ const Kind& kind_of(const torch::optim::Optimizer& optimizer) {
                   ".");
 }
 
+using FindParts = std::function<std::vector<detail::ModulePart>()>;
+
+// What is refused on one rank all refuse.
+std::vector<detail::ModulePart> agreed_parts(
+    const FindParts& find, const torch::optim::Optimizer& optimizer,
+    comm::Group& world) {
+  std::vector<detail::ModulePart> parts;
+  const std::string complaint =
+      comm::first_complaint(world, comm::complaint_of([&] {
+                              kind_of(optimizer);
+                              parts = find();
+                            }));
+  TS_CHECK_CONFIG(complaint.empty(), complaint);
+  return parts;
+}
+
 std::vector<detail::ModulePart> parts_of(
     const std::vector<PipelineStage>& stages) {
   std::vector<detail::ModulePart> parts;
@@ -148,23 +165,27 @@ std::vector<detail::ModulePart> parts_of(
 }  // namespace
 
 struct ShardedCheckpoint::Impl {
-  Impl(std::string of, std::vector<detail::ModulePart> here,
-       torch::optim::Optimizer& with, comm::Communicator& on)
+  Impl(std::string of, const FindParts& find, torch::optim::Optimizer& with,
+       comm::Communicator& on)
       : folder(std::move(of)),
         optimizer(with),
         ranks(on),
+        parts(agreed_parts(find, with, on.world()), on.world()),
         kind(kind_of(with)),
-        parts(std::move(here), on.world()),
         shards(parts.shards()) {
-    require_shards();
-    require_writable();
+    const std::string complaint = comm::first_complaint(
+        on.world(), comm::complaint_of([&] { require_shards(); }));
+    TS_CHECK_CONFIG(complaint.empty(), complaint);
+    const std::string unwritable = comm::first_complaint(
+        on.world(), comm::complaint_of([&] { require_writable(); }));
+    TS_CHECK_IO(unwritable.empty(), unwritable);
   }
 
   const std::string folder;
   torch::optim::Optimizer& optimizer;
   comm::Communicator& ranks;
-  const Kind& kind;
   const detail::ModuleParts parts;
+  const Kind& kind;
   const std::vector<ParameterShard>& shards;
 
   using States = std::decay_t<decltype(optimizer.state())>;
@@ -200,7 +221,7 @@ void ShardedCheckpoint::Impl::require_shards() const {
       TS_CHECK_CONFIG(is_shard,
                       "ShardedCheckpoint: the optimizer has a parameter, ",
                       each.sizes(),
-                      ", that is no shard of this module. Make the optimizer "
+                      ", that this module does not have. Make the optimizer "
                       "behind fully_shard() and parallelize(), of what "
                       "parameters() has then.");
     }
@@ -287,23 +308,27 @@ ShardedCheckpoint::ShardedCheckpoint(std::string folder,
                                      const std::vector<PipelineStage>& stages,
                                      torch::optim::Optimizer& optimizer,
                                      comm::Communicator& ranks)
-    : impl_(std::make_unique<Impl>(std::move(folder), parts_of(stages),
-                                   optimizer, ranks)) {}
+    : impl_(std::make_unique<Impl>(
+          std::move(folder), [&] { return parts_of(stages); }, optimizer,
+          ranks)) {}
 
 ShardedCheckpoint::ShardedCheckpoint(std::string folder,
                                      torch::nn::Module& module,
                                      torch::optim::Optimizer& optimizer,
                                      comm::Communicator& ranks)
-    : impl_(std::make_unique<Impl>(std::move(folder),
-                                   std::vector<detail::ModulePart>{
-                                       {&module, wrappers::shards_of(module)}},
-                                   optimizer, ranks)) {}
+    : impl_(std::make_unique<Impl>(
+          std::move(folder),
+          [&]() -> std::vector<detail::ModulePart> {
+            return {{&module, wrappers::shards_of(module)}};
+          },
+          optimizer, ranks)) {}
 
 ShardedCheckpoint::~ShardedCheckpoint() = default;
 
 void ShardedCheckpoint::save(int64_t step, const std::string& client_state,
                              int64_t keep) {
   Impl& self = *impl_;
+  comm::compare_calls(self.ranks);  // of ranks out of step nothing is kept
   checkpoint::State state = self.parameters();
   const std::string states = self.of_all_ranks(self.add_states(state));
   state.extra = detail::Json{{"optimizer", self.kind.name},

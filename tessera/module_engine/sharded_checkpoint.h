@@ -28,8 +28,9 @@
 //          is lost, and at once for a folder that cannot be written;
 //          TS_CHECK_CONFIG for a checkpoint of another module, of another kind
 //          of optimizer or of options that keep other states (amsgrad), and for
-//          an optimizer of none of these, or of other parameters, and for a
-//          name that two stages have.
+//          an optimizer of none of these, or of other parameters, for a name
+//          that two stages have, for a module that fully_shard() has, given
+//          without what that returned, and for experts on several ranks.
 //          Thrown on every rank alike.
 #pragma once
 
@@ -64,11 +65,12 @@ class ShardedCheckpoint {
       : ShardedCheckpoint(std::move(folder),
                           std::vector<PipelineStage>{{model, 0, 1}}, optimizer,
                           ranks) {}
-  // Of several on a rank, in the order of their chunks.
+  // Of a pipeline: all that are on this rank.
   ShardedCheckpoint(std::string folder,
                     const std::vector<PipelineStage>& stages,
                     torch::optim::Optimizer& optimizer,
                     comm::Communicator& ranks);
+  // Whole on every rank, or cut along tp.
   ShardedCheckpoint(std::string folder, torch::nn::Module& module,
                     torch::optim::Optimizer& optimizer,
                     comm::Communicator& ranks);

@@ -225,8 +225,9 @@ TEST(ShardedCheckpoint, RefusesAnOptimizerMadeBeforeSharding) {
       ShardedCheckpoint("folder", model, optimizer, ranks);
       FAIL();
     } catch (const Error& error) {
-      EXPECT_THAT(message_of(error), AllOf(HasSubstr("no shard of this module"),
-                                           HasSubstr("behind fully_shard()")));
+      EXPECT_THAT(message_of(error),
+                  AllOf(HasSubstr("that this module does not have"),
+                        HasSubstr("behind fully_shard()")));
     }
   });
 }

@@ -5,11 +5,11 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -221,21 +221,27 @@ TEST(SharedModels, GoOnInAnyOtherWay) {
   }
 }
 
-// Two ranks that hold the same write about as much each, and nothing twice.
-TEST(SharedModels, WhatSeveralHoldIsWrittenOnce) {
+// Of tensors, by file of a step.
+std::vector<int64_t> bytes_written(int64_t world) {
   const TemporaryFolder folder;
-  run(whole(2), folder.path());
-  int64_t files = 0, most = 0, all = 0;
-  for (const auto& file :
-       std::filesystem::directory_iterator(folder.path() / "step-1")) {
-    if (file.path().extension() != ".safetensors") continue;
-    ++files;
-    const auto bytes = static_cast<int64_t>(file.file_size());
-    most = std::max(most, bytes);
-    all += bytes;
+  run(whole(world), folder.path());
+  const auto manifest =
+      checkpoint::read_manifest((folder.path() / "step-1").string());
+  std::vector<int64_t> bytes;
+  for (const auto& file : manifest.files) {
+    bytes.push_back(0);
+    for (const auto& box : file.boxes) bytes.back() += box.box.numel();
   }
-  EXPECT_EQ(files, 2);
-  EXPECT_LT(most, 0.9 * static_cast<double>(all));
+  return bytes;
+}
+
+// Ranks that hold the same each write some of it, and nothing twice.
+TEST(SharedModels, WhatSeveralHoldIsWrittenOnce) {
+  const auto alone = bytes_written(1), shared = bytes_written(2);
+  ASSERT_EQ(alone.size(), 1);
+  ASSERT_EQ(shared.size(), 2);
+  EXPECT_EQ(shared[0] + shared[1], alone[0]);
+  EXPECT_GT(std::ranges::min(shared), 0.1 * static_cast<double>(alone[0]));
 }
 
 std::string error_of(int64_t world,
@@ -258,6 +264,18 @@ TEST(SharedModels, RefuseNamesThatTwoStagesHave) {
   });
   EXPECT_THAT(error, AllOf(HasSubstr("stages 0 and 1"), HasSubstr("\"weight\""),
                            HasSubstr("as in the whole model")));
+}
+
+// Its parameters() are shards, each of which would pass for the whole.
+TEST(SharedModels, RefuseAModuleWithoutWhatShardsIt) {
+  const TemporaryFolder folder;
+  const auto error = error_of(2, [&](Communicator& ranks) {
+    nn::Sequential net(nn::Linear(4, 4));
+    const auto model = fully_shard(net, DeviceMesh({.dp_shard = 2}, 2), ranks);
+    torch::optim::Adam optimizer(net->parameters(), kLr);
+    ShardedCheckpoint(folder.path(), *net, optimizer, ranks);
+  });
+  EXPECT_THAT(error, HasSubstr("Give what fully_shard() returned"));
 }
 
 TEST(SharedModels, RefuseExpertsThatNobodyCanTellApart) {

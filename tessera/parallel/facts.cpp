@@ -63,13 +63,6 @@ PlacedModel::PlacedModel(const models::ModelConfig& model,
   }
 }
 
-program::Facts facts_of(const models::ModelConfig& model,
-                        const mesh::DeviceMesh& mesh, const mesh::Coord& coord,
-                        const ParallelConfig& config,
-                        const FactsOptions& batch) {
-  return PlacedModel(model, mesh, config).facts_of(coord, batch);
-}
-
 program::Facts PlacedModel::facts_of(const mesh::Coord& coord,
                                      const FactsOptions& batch,
                                      std::optional<double> dropout) const {

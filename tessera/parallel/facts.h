@@ -44,7 +44,7 @@ class PlacedModel {
               const ParallelConfig& config);
 
   models::Model& model() const { return *model_; }
-  // Of units that other stages hold too. `dropout`: in the model's place.
+  // Of all units, other stages' too. `dropout`: instead of the model's.
   program::Facts facts_of(const mesh::Coord& coord, const FactsOptions& batch,
                           std::optional<double> dropout = {}) const;
 
@@ -57,10 +57,5 @@ class PlacedModel {
   std::vector<std::vector<int64_t>> reads_;  // by unit
   std::vector<std::vector<const nn::ParameterSpec*>> owned_;  // by unit
 };
-
-program::Facts facts_of(const models::ModelConfig& model,
-                        const mesh::DeviceMesh& mesh, const mesh::Coord& coord,
-                        const ParallelConfig& config,
-                        const FactsOptions& batch);
 
 }  // namespace tessera::parallel

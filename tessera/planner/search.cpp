@@ -185,7 +185,8 @@ class Searching {
                  const std::vector<engine::MemoryPlan>& memory,
                  int64_t bytes) const {
     const auto mesh = mesh_of(config, options_.world_size);
-    const auto step = engine::plan_step(config, cluster_.costs(mesh), memory);
+    const auto step =
+        engine::plan_steps(config, {cluster_.costs(mesh)}, memory).front();
     const auto tokens =
         static_cast<double>(config.batch.global * config.data.seq_len);
     Plan plan{.config = {},

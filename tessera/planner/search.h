@@ -55,7 +55,7 @@ struct Search {
   int64_t refused = 0;      // a rule of the configuration forbids it
   int64_t ruled_out = 0;    // by their bounds
   int64_t left = 0;         // not looked at, since `most` were
-  double left_bound_s = 0;  // which none of those left is faster than
+  double left_bound_s = 0;  // none of those is faster; 0: none is left
   Outcomes outcomes;
 };
 

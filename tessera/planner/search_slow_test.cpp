@@ -123,6 +123,7 @@ TEST_P(EachModelTest, NothingIsFasterThanItsBoundAndTheFastestIsFound) {
   EXPECT_EQ(found.layouts, found.simulated + found.too_large + found.refused +
                                found.ruled_out + found.left);
   EXPECT_EQ(found.left, 0);
+  EXPECT_EQ(found.left_bound_s, 0);
   EXPECT_LT(found.simulated, layouts - refused);
 }
 

@@ -66,6 +66,7 @@ struct FullyShardedCore::Impl {
                  const std::vector<at::Tensor>& windows);
   std::vector<bool> touched_anywhere();
   std::vector<at::Tensor> gradients(bool counted) const;
+  at::Tensor sum_of_squares() const;
   double clip(double most);
   void take_part(const Agreed& agreed);
   // The i-th that is trained.
@@ -352,9 +353,13 @@ std::vector<at::Tensor> FullyShardedCore::Impl::gradients(bool counted) const {
   return found;
 }
 
-at::Tensor FullyShardedCore::sum_of_squares() const {
+at::Tensor FullyShardedCore::Impl::sum_of_squares() const {
   const at::NoGradGuard no_grad;
-  return optim::sum_of_squares(impl_->gradients(/*counted=*/true)).reshape({1});
+  return optim::sum_of_squares(gradients(/*counted=*/true)).reshape({1});
+}
+
+at::Tensor FullyShardedCore::sum_of_squares() const {
+  return impl_->sum_of_squares();
 }
 
 void FullyShardedCore::scale_gradients(double by) {
@@ -367,8 +372,7 @@ comm::Group& FullyShardedCore::world() const { return impl_->world; }
 // `most` of a rank that has joined is that of the others.
 double FullyShardedCore::Impl::clip(double most) {
   const at::NoGradGuard no_grad;
-  const at::Tensor squares =
-      optim::sum_of_squares(gradients(/*counted=*/true)).reshape({1});
+  const at::Tensor squares = sum_of_squares();
   at::Tensor limit = at::full({1}, most, at::kDouble);
   world.all_reduce(squares).synchronize();
   world.all_reduce(limit, comm::ReduceOp::kMax).synchronize();

@@ -41,7 +41,7 @@
 // Accumulate: accumulate(loss) is a micro-batch before the last: stages 2 and 3
 //          reduce it into shards, stage 1 and replicas wait for the last.
 //          zero_grad() between them takes none of it away.
-// Values:  rank 0's. A module that DeferredInit made (deferred_init.h) gets its
+// Values:  those of the first rank along the data axes. A module that DeferredInit made (deferred_init.h) gets its
 //          memory here, and no rank ever holds the whole.
 // Comm:    at construction a comparison of names and shapes, and a broadcast of
 //          rank 0's values. A forward gathers P (ranks - 1) / ranks bytes a
@@ -65,8 +65,8 @@
 //          hold the same, each MoE's a unit. All ranks use a MoE equally often,
 //          and none can join().
 // Limits:  as DistributedDataParallel's: loss.backward() must reach a
-//          parameter and run no other backward inside; model.backward(loss)
-//          need not. Modules that read their own parameters() in forward
+//          parameter and run no other backward inside, but recompute()'s;
+//          model.backward(loss) need not. Modules that read their own parameters() in forward
 //          (ParameterList) see shards: refused. What reads a parameter's
 //          data_ptr() with no operator of LibTorch before it is not heard.
 //          What takes all of parameters() sees shards: no torch::optim::LBFGS,
@@ -205,7 +205,7 @@ class FullySharded {
   // As loss.backward().
   void backward(const at::Tensor& loss) { core_.backward(loss); }
   // Scales gradients so that their global L2 norm is at most `most`; what it
-  // was. Comm: a word from every rank, and two all_reduces of a double.
+  // was. Of stages of a pipeline use Schedule::clip_grad_norm(). Comm: a word from every rank, and two all_reduces of a double.
   double clip_grad_norm(double most) { return core_.clip_grad_norm(most); }
   // Every rank calls it. What is written to whole parameters while the result
   // lives, or loaded, is kept: each rank's shard from what it wrote.

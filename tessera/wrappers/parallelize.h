@@ -18,6 +18,7 @@
 //          parallel_linear.h says is computed instead. It sees the width that
 //          a layout gives it: heads are counted from the tensors' sizes.
 // Comm:    at construction a broadcast, over tp, of its first rank's values;
+//          with pp an all_reduce of a number a line, over all ranks;
 //          then parallel_linear.h's, along tp.
 // Errors:  a line that names no module, or one of another kind; two lines for
 //          one module; features that do not divide; and, while gradients are

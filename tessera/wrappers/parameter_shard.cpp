@@ -4,13 +4,19 @@
 
 #include "tessera/core/error.h"
 #include "tessera/wrappers/detail/heard_memory.h"
+#include "tessera/wrappers/detail/module_shards.h"
 #include "tessera/wrappers/moe.h"
 
 namespace tessera::wrappers {
 namespace {
 
-void require_all_experts(torch::nn::Module& module) {
+// What lies here is all of it, but for parts along tp.
+void require_whole(torch::nn::Module& module) {
   for (const auto& item : module.named_modules()) {
+    TS_CHECK_CONFIG(!is_sharded(*item.value()), "\"", item.key(), "\", a ",
+                    item.value()->name(),
+                    ", has shards for parameters. Give what fully_shard() "
+                    "returned, and not its module.");
     const auto* experts = dynamic_cast<const LocalExperts*>(item.value().get());
     TS_CHECK_CONFIG(!experts || experts->ranks() == 1, "\"", item.key(),
                     "\" has its experts on ", experts ? experts->ranks() : 0,
@@ -38,7 +44,7 @@ ParameterShard shard_of(const std::string& name, const at::Tensor& parameter) {
 }  // namespace
 
 std::vector<ParameterShard> shards_of(torch::nn::Module& module) {
-  require_all_experts(module);
+  require_whole(module);
   std::vector<ParameterShard> found;
   std::set<const c10::TensorImpl*> seen;  // tied ones have several names
   for (const auto& item : module.named_parameters()) {

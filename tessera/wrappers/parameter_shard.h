@@ -29,7 +29,8 @@ struct ParameterShard {
 // Of a module that fully_shard() does not have: each parameter once, whole, or
 // this rank's part where it is cut along tp. On several ranks nobody knows here
 // which of them owns a box.
-// Errors: TS_CHECK_CONFIG for experts that lie on several ranks.
+// Errors: TS_CHECK_CONFIG for experts that lie on several ranks, and for a
+//         module that fully_shard() has.
 std::vector<ParameterShard> shards_of(torch::nn::Module& module);
 
 }  // namespace tessera::wrappers

@@ -180,6 +180,17 @@ program::Units units_of(const program::Pipeline& pipeline, int64_t rank) {
   return units;
 }
 
+// Parts along tp count each on its rank, what is whole there once.
+void require_uncut(const PipelineStage& stage) {
+  for (const auto& item : stage.module().named_parameters()) {
+    TS_CHECK_CONFIG(!wrappers::known_share(item.value()),
+                    "pipeline: clip_grad_norm() of ", item.key(),
+                    ", of which each rank has a part along tp. Give the stage "
+                    "to fully_shard(), with zero_stage 0 or more, which counts "
+                    "each part once.");
+  }
+}
+
 bool splits_backward(const Program& program) {
   return std::ranges::any_of(program, [](const Instruction& each) {
     return each.op == Op::kBackwardWeight;
@@ -228,6 +239,7 @@ struct Schedule::Impl {
   Program training, evaluation;
   wrappers::StageActor actor;
   std::optional<wrappers::Shapes> announced;  // of the batch
+  std::string cut;  // what clip() refuses, on every rank
   bool told_of_batch_norm = false;
 };
 
@@ -245,6 +257,11 @@ Schedule::Impl::Impl(std::vector<PipelineStage> given, comm::Group& group,
       schedules::step(schedule, shape, group.rank(),
                       {.clip = false, .alone = units.alone}),
       units);
+  cut = comm::first_complaint(ranks, comm::complaint_of([&] {
+                                for (const auto& stage : stages) {
+                                  if (!stage.sharded()) require_uncut(stage);
+                                }
+                              }));
   std::erase_if(training, [](const Instruction& i) { return !is_ours(i); });
   if (std::ranges::any_of(stages, is_sharded) && splits_backward(training)) {
     log::info("pipeline: stages are sharded: their backward is one part, and ",
@@ -327,6 +344,7 @@ void Schedule::Impl::average_gradients() {
 }
 
 double Schedule::Impl::clip(double most) {
+  TS_CHECK_CONFIG(cut.empty(), cut);
   const at::NoGradGuard no_grad;
   at::Tensor squares = at::zeros({1}, at::kDouble);
   std::vector<at::Tensor> whole;
@@ -335,13 +353,8 @@ double Schedule::Impl::clip(double most) {
       squares += stage.sharded()->sum_of_squares();
       continue;
     }
-    for (const auto& item : stage.module().named_parameters()) {
-      TS_CHECK_CONFIG(!wrappers::known_share(item.value()),
-                      "pipeline: clip_grad_norm() of ", item.key(),
-                      ", of which this rank has a part along tp. Give the "
-                      "stage to fully_shard(), with zero_stage 0 or more, "
-                      "which counts each part once.");
-      if (item.value().grad().defined()) whole.push_back(item.value().grad());
+    for (const at::Tensor& each : stage.module().parameters()) {
+      if (each.grad().defined()) whole.push_back(each.grad());
     }
   }
   squares += optim::sum_of_squares(whole).reshape({1});

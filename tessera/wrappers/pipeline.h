@@ -25,7 +25,8 @@
 //          added to .grad, as backward() does.
 // Shapes:  what a stage gives is announced along the ranks when inputs of new
 //          sizes come, and may differ from its input in size and type; all
-//          micro-batches' are alike. Gradients go back for floating-point ones.
+//          micro-batches' are alike. Between stages go 8 tensors of 12
+//          dimensions at most. Gradients go back for floating-point ones.
 // Schedules: those of pipeline.schedule that have a name (program/schedules/),
 //          but dualpipe, whose two replicas of each stage nothing sums here,
 //          and pipedream_2bw, which goes on from step to step.
@@ -39,7 +40,8 @@
 //          backward is one part in every schedule.
 // Comm:    a message each way for each micro-batch between stages; a few
 //          numbers along the ranks before a step, and the loss behind it; with
-//          `replicas` an all_reduce(mean) of each parameter's gradient.
+//          `replicas` an all_reduce(mean) of each parameter's gradient; of
+//          sharded stages what fully_shard.h says, for each micro-batch.
 // BatchNorm: sees a micro-batch at a time, and so do its statistics;
 //          SyncBatchNorm (sync_batch_norm.h) those of all replicas.
 // Errors:  TS_CHECK_CONFIG for stages, chunks and micro-batches that do not go
@@ -80,7 +82,8 @@ class PipelineStage {
         }),
         index_(index),
         num_stages_(num_stages) {}
-  // What fully_shard() gave, which outlives the result.
+  // What fully_shard() gave, which outlives the result and is not moved: of
+  // several reserve the vector first.
   template <typename Holder>
   PipelineStage(FullySharded<Holder>& sharded, int64_t index,
                 int64_t num_stages)
@@ -154,8 +157,9 @@ class Schedule {
   // Forward alone; with `targets` on the last stage's rank also the loss.
   Result eval(const at::Tensor& inputs = {}, const at::Tensor& targets = {});
   // Scales gradients so that the L2 norm of those of all stages is at most
-  // `most`; what it was. Every rank calls it, behind step().
-  // REQUIRES: whole stages are not cut along tp.
+  // `most`; what it was. Every rank calls it, behind step(). Comm: an
+  // all_reduce of a double over `ranks`, of stages that are sharded over all.
+  // TS_CHECK_CONFIG, on every rank, where a whole stage is cut along tp.
   double clip_grad_norm(double most);
 
   // Whether this rank has the first stage, the last one.

@@ -2,25 +2,32 @@
 // keeps for its backward is computed again there.
 //
 //   at::Tensor forward(at::Tensor x) {
-//     for (const auto& block : *blocks) {
+//     for (auto& each : *blocks) {  // a ModuleList of Blocks
 //       x = tessera::recompute(
-//           [&](const at::Tensor& h) { return block->forward(h); }, x);
+//           [block = each->as<Block>()](const at::Tensor& h) {
+//             return block->forward(h);
+//           },
+//           x);
 //     }
 //     return head->forward(x);
 //   }
 //
 // Keeps:   the arguments, and the state of the process's random numbers, by
-//          which dropout drops the same again; where ranks are threads it does
-//          not. Behind a part's forward none of its activations is left.
+//          which dropout drops the same again. Behind a part's forward none of
+//          its activations is left.
 // Costs:   one more forward of the part. It does all that it did at first:
 //          BatchNorm counts a batch twice in its running statistics, and what
 //          ranks do together they do again.
 // Forward: takes tensors and gives one, or a vector or tuple of several. What
-//          else it needs it has by itself, and for as long as the graph lives.
+//          else it needs it has by itself, and as long as the graph lives:
+//          capture by value what may end before the backward.
 // With:    fully_shard(), of one unit a part best; pipelines, whose zero-bubble
 //          schedules then have all of the part's backward in the first half.
 //          It is a backward inside of the backward: DistributedDataParallel
 //          takes model.backward(loss), not loss.backward().
+// Threads: ranks that are threads share the generator: with dropout the second
+//          forward drops others, and gradients are wrong. Start such ranks as
+//          processes.
 // Errors:  none of its own.
 // Source:  Chen et al. 2016, arXiv 1604.06174; as torch.utils.checkpoint with
 //          use_reentrant, but that no argument need require a gradient.

@@ -57,10 +57,10 @@ class Player {
   program::Facts facts(const char* recompute = "none") const {
     parallel::ParallelConfig config = config_;
     config.recompute.mode = recompute;
-    return parallel::facts_of(case_.model, mesh_, composed_.coord, config,
-                              {.samples = samples(),
-                               .seq_len = case_.options.seq_len,
-                               .depths = case_.model.mtp.layers});
+    return parallel::PlacedModel(case_.model, mesh_, config)
+        .facts_of(composed_.coord, {.samples = samples(),
+                                    .seq_len = case_.options.seq_len,
+                                    .depths = case_.model.mtp.layers});
   }
 
   // A micro-batch through all units that are here and back: what is alive

@@ -28,20 +28,6 @@ TensorEntry common_entry(const std::string& name, const at::Tensor& value,
           .owned = is_first};
 }
 
-std::vector<TensorEntry> module_entries(
-    const torch::nn::Module& module, const std::vector<ParameterShard>& shards,
-    bool is_first) {
-  std::vector<TensorEntry> entries;
-  for (const auto& shard : shards) {
-    entries.push_back(entry_of("model." + shard.name, shard, shard.values));
-  }
-  for (const auto& buffer : module.named_buffers()) {
-    entries.push_back(
-        common_entry("model." + buffer.key(), buffer.value(), is_first));
-  }
-  return entries;
-}
-
 std::optional<LoadedFrom> load_from(const std::string& folder,
                                     checkpoint::State& state,
                                     comm::Group& world,

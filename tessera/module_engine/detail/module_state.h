@@ -1,7 +1,5 @@
-// A module's shards and buffers as a checkpoint has them.
+// What a checkpoint has of a module's shards, and where one is found.
 #pragma once
-
-#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <optional>
@@ -21,11 +19,6 @@ checkpoint::TensorEntry entry_of(const std::string& name,
 // The same on all ranks, of which the first writes it.
 checkpoint::TensorEntry common_entry(const std::string& name,
                                      const at::Tensor& value, bool is_first);
-
-// "model.NAME" of every parameter and buffer.
-std::vector<checkpoint::TensorEntry> module_entries(
-    const torch::nn::Module& module,
-    const std::vector<wrappers::ParameterShard>& shards, bool is_first);
 
 struct LoadedFrom {
   std::string folder;  // a step-N

@@ -29,8 +29,8 @@ bool is_barrier(const Instruction& each, int64_t unit) {
 
 // Where a gather of `unit` behind this program may begin: right before the unit
 // that runs units.prefetch earlier, behind the gather before it, or first of
-// all, as far as the bytes allow: never behind activations that are on their
-// way. `held`: bytes behind the program.
+// all, as far as the bytes allow; so the first ones do not wait for activations
+// to come. `held`: bytes behind the program.
 size_t earlier(const Program& program, int64_t unit, int64_t held,
                const Units& units) {
   const int64_t room = units.prefetch_bytes - units.all[unit].bytes;

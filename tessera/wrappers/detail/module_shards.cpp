@@ -99,6 +99,12 @@ ShardedModules::~ShardedModules() {
   for (const auto* each : modules_) all.modules.erase(each);
 }
 
+bool is_sharded(const torch::nn::Module& module) {
+  Sharded& all = sharded();
+  const std::lock_guard lock(all.mutex);
+  return all.modules.contains(&module);
+}
+
 ModuleShards::ModuleShards(torch::nn::Module& module,
                            const mesh::DeviceMesh& mesh,
                            comm::Communicator& ranks, comm::Group& data,

@@ -38,6 +38,9 @@ class ShardedModules {
   std::vector<const torch::nn::Module*> modules_;
 };
 
+// Whether this one is among them.
+bool is_sharded(const torch::nn::Module& module);
+
 class ModuleShards {
  public:
   // Takes the values of rank 0 of `data`, the ranks that see other data, and

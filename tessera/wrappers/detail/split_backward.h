@@ -6,8 +6,9 @@
 // Second part: the products left, and everything added to .grad. It holds,
 //              of the graph, these products and what leads to parameters alone.
 // Whole:       where the graph cannot be taken apart (a hook in its way would
-//              run twice, no operator in it can wait) the first part is the
-//              whole backward, and the reason is said once.
+//              run twice, no operator in it can wait, some output does not
+//              depend on the inputs) the first part is the whole backward, and
+//              the reason is said once.
 // Twice:       a weight used twice has both its gradients.
 // Source:      as torch.distributed.pipelining's stage_backward_input and
 //              stage_backward_weight (Qi et al. 2023, arXiv 2401.10241: B and

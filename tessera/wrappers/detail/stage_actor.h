@@ -78,7 +78,8 @@ class StageActor : public program::Actor {
  private:
   // A micro-batch in a chunk.
   struct Passed {
-    Tensors inputs, outputs, gradients;  // of those that are differentiable
+    Tensors inputs, outputs;
+    Tensors gradients;  // of the outputs that are differentiable
     at::Tensor loss;
     std::optional<PutOffGradients> later;  // of a backward in two parts
   };
