@@ -67,8 +67,8 @@ double train(ts::comm::Communicator& ranks, const std::string& folder) {
                         {.num_microbatches = 4, .loss = loss_of});
   torch::optim::AdamW optimizer(own->parameters(), /*lr=*/3e-3);
   ts::ShardedCheckpoint checkpoint(folder, schedule.stages(), optimizer, ranks);
-  // The ranks that split a layer, or are of one pipeline, see the same data; the
-  // loss is that of one pipeline.
+  // The ranks that split a layer, or are of one pipeline, see the same data;
+  // the loss is that of one pipeline.
   const auto random =
       at::make_generator<at::CPUGeneratorImpl>(coord[Axis::kDpShard]);
   for (int step = 0; step <= 60; ++step) {

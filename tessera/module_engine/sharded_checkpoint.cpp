@@ -141,12 +141,23 @@ std::vector<detail::ModulePart> agreed_parts(
     const FindParts& find, const torch::optim::Optimizer& optimizer,
     comm::Group& world) {
   std::vector<detail::ModulePart> parts;
-  const std::string complaint =
-      comm::first_complaint(world, comm::complaint_of([&] {
-                              kind_of(optimizer);
-                              parts = find();
-                            }));
-  TS_CHECK_CONFIG(complaint.empty(), complaint);
+  std::string kind;
+  const auto require = [&](const std::function<void()>& check) {
+    const std::string complaint =
+        comm::first_complaint(world, comm::complaint_of(check));
+    TS_CHECK_CONFIG(complaint.empty(), complaint);
+  };
+  require([&] {
+    kind = kind_of(optimizer).name;
+    parts = find();
+  });
+  const std::string first = comm::text_of_rank_0(world, kind);
+  require([&] {
+    TS_CHECK_CONFIG(
+        kind == first,
+        "ShardedCheckpoint: this rank's optimizer is torch::optim::", kind,
+        ", and the first one's ", first, ". Give all ranks the same kind.");
+  });
   return parts;
 }
 

@@ -63,14 +63,15 @@ class ShardedCheckpoint {
                     torch::optim::Optimizer& optimizer,
                     comm::Communicator& ranks)
       : ShardedCheckpoint(std::move(folder),
-                          std::vector<PipelineStage>{{model, 0, 1}}, optimizer,
-                          ranks) {}
+                          std::vector<PipelineStage>{
+                              {model, model.core().pipeline_stage(), 1}},
+                          optimizer, ranks) {}
   // Of a pipeline: all that are on this rank.
   ShardedCheckpoint(std::string folder,
                     const std::vector<PipelineStage>& stages,
                     torch::optim::Optimizer& optimizer,
                     comm::Communicator& ranks);
-  // Whole on every rank, or cut along tp.
+  // Whole on every rank, or cut along tp; no stage of a pipeline.
   ShardedCheckpoint(std::string folder, torch::nn::Module& module,
                     torch::optim::Optimizer& optimizer,
                     comm::Communicator& ranks);

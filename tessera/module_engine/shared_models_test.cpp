@@ -235,6 +235,24 @@ std::vector<int64_t> bytes_written(int64_t world) {
   return bytes;
 }
 
+// What torch::load() or to() gives a parameter is what is saved.
+TEST(SharedModels, AParameterMayGetOtherMemory) {
+  const TemporaryFolder folder;
+  comm::run_threads(1, "shm", [&](Communicator& ranks) {
+    auto net = make_net();
+    torch::optim::Adam optimizer(net->parameters(), kLr);
+    ShardedCheckpoint checkpoint(folder.path(), *net, optimizer, ranks);
+    const at::NoGradGuard no_grad;
+    for (auto& each : net->parameters()) {
+      each.set_data(at::full_like(each, 3));
+    }
+    checkpoint.save(1);
+  });
+  for (const auto& each : loaded(folder.path())) {
+    EXPECT_TRUE(each.eq(3).all().item<bool>());
+  }
+}
+
 // Ranks that hold the same each write some of it, and nothing twice.
 TEST(SharedModels, WhatSeveralHoldIsWrittenOnce) {
   const auto alone = bytes_written(1), shared = bytes_written(2);
@@ -276,6 +294,17 @@ TEST(SharedModels, RefuseAModuleWithoutWhatShardsIt) {
     ShardedCheckpoint(folder.path(), *net, optimizer, ranks);
   });
   EXPECT_THAT(error, HasSubstr("Give what fully_shard() returned"));
+}
+
+TEST(SharedModels, RefuseStagesOfOnesOwnWithTheSameNames) {
+  const TemporaryFolder folder;
+  const auto error = error_of(2, [&](Communicator& ranks) {
+    auto part = fully_shard(nn::Linear(3, 3), DeviceMesh({.pp = 2}, 2), ranks,
+                            {.zero_stage = 0});
+    torch::optim::Adam optimizer(part.module()->parameters(), kLr);
+    ShardedCheckpoint(folder.path(), part, optimizer, ranks);
+  });
+  EXPECT_THAT(error, HasSubstr("stages 0 and 1"));
 }
 
 TEST(SharedModels, RefuseExpertsThatNobodyCanTellApart) {

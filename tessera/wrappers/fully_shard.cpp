@@ -369,6 +369,18 @@ void FullyShardedCore::scale_gradients(double by) {
 
 comm::Group& FullyShardedCore::world() const { return impl_->world; }
 
+int64_t FullyShardedCore::pipeline_stage() const {
+  return impl_->mesh.coord_of(impl_->world.rank())[Axis::kPp];
+}
+
+void FullyShardedCore::drop_accumulated() {
+  Impl& self = *impl_;
+  if (!std::exchange(self.accumulates, false)) return;
+  for (size_t i = 0; i < self.kept.size(); ++i) {
+    self.shard(i).mutable_grad() = std::exchange(self.kept[i], {});
+  }
+}
+
 // `most` of a rank that has joined is that of the others.
 double FullyShardedCore::Impl::clip(double most) {
   const at::NoGradGuard no_grad;

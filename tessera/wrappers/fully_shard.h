@@ -41,8 +41,8 @@
 // Accumulate: accumulate(loss) is a micro-batch before the last: stages 2 and 3
 //          reduce it into shards, stage 1 and replicas wait for the last.
 //          zero_grad() between them takes none of it away.
-// Values:  those of the first rank along the data axes. A module that DeferredInit made (deferred_init.h) gets its
-//          memory here, and no rank ever holds the whole.
+// Values:  those of the first rank along the data axes. A module that
+//          DeferredInit made (deferred_init.h) gets its memory here, and no rank ever holds the whole.
 // Comm:    at construction a comparison of names and shapes, and a broadcast of
 //          rank 0's values. A forward gathers P (ranks - 1) / ranks bytes a
 //          rank, where P are those of the parameters; in stage 3 so does a
@@ -66,8 +66,8 @@
 //          and none can join().
 // Limits:  as DistributedDataParallel's: loss.backward() must reach a
 //          parameter and run no other backward inside, but recompute()'s;
-//          model.backward(loss) need not. Modules that read their own parameters() in forward
-//          (ParameterList) see shards: refused. What reads a parameter's
+//          model.backward(loss) need not. Modules that read their own
+//          parameters() in forward (ParameterList) see shards: refused. What reads a parameter's
 //          data_ptr() with no operator of LibTorch before it is not heard.
 //          What takes all of parameters() sees shards: no torch::optim::LBFGS,
 //          no clip_grad_norm_ of torch (there is one here), torch::save() under
@@ -172,6 +172,9 @@ class FullyShardedCore {
   at::Tensor sum_of_squares() const;
   void scale_gradients(double by);
   comm::Group& world() const;
+  int64_t pipeline_stage() const;  // along pp
+  // Of micro-batches of a step that failed.
+  void drop_accumulated();
   GatheredParameters gather();
   void join(const std::function<void()>& step);
   std::vector<ParameterShard> shards() const;
@@ -205,7 +208,8 @@ class FullySharded {
   // As loss.backward().
   void backward(const at::Tensor& loss) { core_.backward(loss); }
   // Scales gradients so that their global L2 norm is at most `most`; what it
-  // was. Of stages of a pipeline use Schedule::clip_grad_norm(). Comm: a word from every rank, and two all_reduces of a double.
+  // was. Of stages of a pipeline use Schedule::clip_grad_norm().
+  // Comm: a word from every rank, and two all_reduces of a double.
   double clip_grad_norm(double most) { return core_.clip_grad_norm(most); }
   // Every rank calls it. What is written to whole parameters while the result
   // lives, or loaded, is kept: each rank's shard from what it wrote.

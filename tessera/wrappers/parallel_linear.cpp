@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
+
 #include "tessera/comm/autograd.h"
 #include "tessera/core/error.h"
 #include "tessera/wrappers/detail/heard_memory.h"
@@ -152,6 +154,28 @@ ParallelLinearImpl::ParallelLinearImpl(const torch::nn::LinearOptions& whole,
   weight = own("weight", linear->weight, style.weight_dim());
   if (!whole.bias()) return;
   bias = own("bias", linear->bias, style.kind == Kind::kColumn ? 0 : -1);
+}
+
+// Parameters get other memory, which is known by then.
+void ParallelLinearImpl::move(const std::function<void()>& parameters) {
+  const CarriedSubstitute of_weight(weight);
+  const auto of_bias = bias.defined()
+                           ? std::make_optional<CarriedSubstitute>(bias)
+                           : std::nullopt;
+  parameters();
+  of_weight.put(weight);
+  if (of_bias) of_bias->put(bias);
+}
+
+void ParallelLinearImpl::to(torch::Device device, torch::Dtype dtype,
+                            bool non_blocking) {
+  move([&] { Module::to(device, dtype, non_blocking); });
+}
+void ParallelLinearImpl::to(torch::Dtype dtype, bool non_blocking) {
+  move([&] { Module::to(dtype, non_blocking); });
+}
+void ParallelLinearImpl::to(torch::Device device, bool non_blocking) {
+  move([&] { Module::to(device, non_blocking); });
 }
 
 at::Tensor ParallelLinearImpl::forward(const at::Tensor& x) {

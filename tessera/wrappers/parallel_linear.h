@@ -23,6 +23,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "tessera/comm/group.h"
@@ -82,6 +83,9 @@ namespace wrappers {
 class ParallelLinearImpl : public torch::nn::Module {
  public:
   at::Tensor forward(const at::Tensor& x);
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking) override;
+  void to(torch::Dtype dtype, bool non_blocking) override;
+  void to(torch::Device device, bool non_blocking) override;
   at::Tensor weight, bias;
 
  protected:
@@ -92,6 +96,7 @@ class ParallelLinearImpl : public torch::nn::Module {
  private:
   comm::Group& group_;
   ParallelStyle style_;
+  void move(const std::function<void()>& parameters);
   struct KnownShares;  // that they are parts, to whoever asks
   std::shared_ptr<KnownShares> known_;
 };

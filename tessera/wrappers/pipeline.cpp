@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <set>
 
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
@@ -133,9 +134,10 @@ program::Pipeline agreed_pipeline(const std::vector<PipelineStage>& stages,
                                   comm::Group& ranks,
                                   const ScheduleOptions& options) {
   const auto shape = shape_of(stages, ranks, options);
-  const std::string mine =
-      c10::str(options.schedule, " with ", shape.num_microbatches,
-               " micro-batches and ", shape.chunks, " stages a rank");
+  const std::string mine = c10::str(
+      options.schedule, " with ", shape.num_microbatches, " micro-batches and ",
+      shape.chunks, " stages a rank", options.reversed ? "" : ", not reversed",
+      std::ranges::any_of(stages, is_sharded) ? ", sharded" : "");
   const std::string first = comm::text_of_rank_0(ranks, mine);
   program::Pipeline pipeline;
   const std::string complaint = comm::first_complaint(
@@ -348,13 +350,15 @@ double Schedule::Impl::clip(double most) {
   const at::NoGradGuard no_grad;
   at::Tensor squares = at::zeros({1}, at::kDouble);
   std::vector<at::Tensor> whole;
+  std::set<const c10::TensorImpl*> seen;  // tied ones have several names
   for (const PipelineStage& stage : stages) {
     if (stage.sharded()) {
       squares += stage.sharded()->sum_of_squares();
       continue;
     }
     for (const at::Tensor& each : stage.module().parameters()) {
-      if (each.grad().defined()) whole.push_back(each.grad());
+      const bool is_new = seen.insert(each.unsafeGetTensorImpl()).second;
+      if (is_new && each.grad().defined()) whole.push_back(each.grad());
     }
   }
   squares += optim::sum_of_squares(whole).reshape({1});

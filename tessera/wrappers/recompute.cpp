@@ -10,6 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/error.h"
+#include "tessera/wrappers/detail/heard_memory.h"
+
 namespace tessera::wrappers {
 
 using torch::autograd::AutogradContext;
@@ -69,7 +72,8 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     Tensors outputs = part->forward(inputs.vec());
     Tensors whole_numbers;
     for (const at::Tensor& each : outputs) {
-      if (!torch::autograd::isDifferentiableType(each.scalar_type())) {
+      if (each.defined() &&
+          !torch::autograd::isDifferentiableType(each.scalar_type())) {
         whole_numbers.push_back(each);
       }
     }
@@ -86,11 +90,16 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     for (const at::Tensor& each : saved) {
       inputs.push_back(each.detach().requires_grad_(each.requires_grad()));
     }
+    TS_CHECK(!at::GradMode::is_enabled(),
+             "recompute(): a gradient that is itself to be differentiated "
+             "(create_graph) knows nothing of how it was computed again. "
+             "Compute that part without recompute().");
     const RandomState now(saved);
     part->random.restore();
     Tensors outputs;
     {
       const at::AutoGradMode records(true);
+      const ForwardAgain forward_again;
       outputs = part->forward(inputs);
     }
     now.restore();
@@ -112,10 +121,23 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
 
 Tensors recomputed(TensorsFunction forward, const Tensors& inputs) {
   if (!at::GradMode::is_enabled()) return forward(inputs);
-  const auto part =
-      c10::make_intrusive<Part>(std::move(forward), RandomState(inputs));
+  // Autograd takes none that are undefined.
+  Tensors defined;
+  for (const at::Tensor& each : inputs) {
+    if (each.defined()) defined.push_back(each);
+  }
+  std::vector<bool> is_defined;
+  for (const at::Tensor& each : inputs) is_defined.push_back(each.defined());
+  const auto with_all = [forward = std::move(forward),
+                         is_defined](const Tensors& those) {
+    Tensors all;
+    auto next = those.begin();
+    for (const bool is : is_defined) all.push_back(is ? *next++ : at::Tensor());
+    return forward(all);
+  };
+  const auto part = c10::make_intrusive<Part>(with_all, RandomState(defined));
   return Recomputed::apply(part, at::empty({0}).requires_grad_(),
-                           at::TensorList(inputs));
+                           at::TensorList(defined));
 }
 
 }  // namespace tessera::wrappers

@@ -14,12 +14,14 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/wrappers/distributed_data_parallel.h"
 #include "tessera/wrappers/fully_shard.h"
+#include "tessera/wrappers/parallelize.h"
 #include "tessera/wrappers/pipe.h"
 
 namespace tessera {
 namespace {
 
 namespace nn = torch::nn;
+using wrappers::shards_of;
 
 // What was kept of the last forward's hidden activations, and how often it ran.
 struct BlockImpl : nn::Module {
@@ -142,6 +144,42 @@ TEST(Recompute, SeveralTensorsAndNoGradient) {
   }
   const at::NoGradGuard no_grad;
   EXPECT_FALSE(std::get<0>(recompute(part, x, rows)).requires_grad());
+}
+
+TEST(Recompute, ArgumentsMayBeUndefined) {
+  nn::Linear linear(6, 6);
+  linear->to(at::kDouble);
+  const auto part = [&](const at::Tensor& x, const at::Tensor& mask) {
+    const auto y = linear->forward(x);
+    return mask.defined() ? y * mask : y;
+  };
+  loss_of(recompute(part, batch(), at::Tensor())).backward();
+  const auto found = linear->weight.grad().clone();
+  linear->zero_grad();
+  loss_of(part(batch(), {})).backward();
+  EXPECT_TRUE(at::allclose(found, linear->weight.grad(), 1e-12, 1e-14));
+}
+
+// What parallelize() has cut is computed again as it was.
+TEST(Recompute, WithTensorParallelism) {
+  const mesh::DeviceMesh mesh({.tp = 2}, 2);
+  comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+    nn::Sequential net{nullptr};
+    comm::in_turn(ranks.world(), [&] { net = make_net(/*again=*/true); });
+    const auto tp = parallelize(
+        *net, mesh, ranks,
+        {{"*.up", ParallelStyle::column()}, {"*.down", ParallelStyle::row()}});
+    loss_of(net->forward(batch())).backward();
+    for (const auto& each : shards_of(*net)) {
+      at::Tensor wanted = kept_all().at(each.name);
+      for (size_t dim = 0; dim < each.box.size.size(); ++dim) {
+        wanted = wanted.narrow(static_cast<int64_t>(dim), each.box.offset[dim],
+                               each.box.size[dim]);
+      }
+      EXPECT_TRUE(at::allclose(each.parameter.grad(), wanted, 1e-10, 1e-13))
+          << each.name;
+    }
+  });
 }
 
 void on_ranks(

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <map>
 #include <string>
 
@@ -209,6 +210,35 @@ std::string error_of(const std::function<void(comm::Communicator&)>& body) {
   return "";
 }
 
+// Tied weights count once.
+TEST(ShardedStages, TheNormOfWholeStages) {
+  const auto make = [] {
+    torch::manual_seed(4);
+    nn::Linear twice(6, 6);
+    nn::Sequential net(twice, nn::Tanh(), twice, nn::Linear(6, 4));
+    net->to(at::kDouble);
+    return net;
+  };
+  auto alone = make();
+  loss_of(alone->forward(inputs_of(0)), targets_of(0)).backward();
+  double squares = 0;
+  for (const auto* name : {"0.weight", "0.bias", "3.weight", "3.bias"}) {
+    const auto gradient = alone->named_parameters()[name].grad();
+    squares += gradient.square().sum().item<double>();
+  }
+  comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+    nn::Sequential net{nullptr};
+    comm::in_turn(ranks.world(), [&] { net = make(); });
+    const PipelineStage stage(split(net, {3, 1})[ranks.rank()], ranks.rank(),
+                              2);
+    Schedule pipe({stage}, ranks.world(),
+                  {.num_microbatches = kMicrobatches, .loss = loss_of});
+    pipe.step(inputs_of(0), targets_of(0));
+    EXPECT_NEAR(pipe.clip_grad_norm(kMostNorm), std::sqrt(squares), 1e-12);
+    EXPECT_NEAR(pipe.clip_grad_norm(1.0), kMostNorm, 1e-6);
+  });
+}
+
 TEST(ShardedStages, RefusesWhatDoesNotGoTogether) {
   const DeviceMesh mesh({.pp = 2}, 2);
   const FullyShardOptions kWhole{.zero_stage = 0};
@@ -252,11 +282,12 @@ TEST(ShardedStages, RefusesWhatDoesNotGoTogether) {
 TEST(ShardedStages, ColumnParallelLinearCountsOnceInANorm) {
   const DeviceMesh mesh({.tp = 2}, 2);
   comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
-    const nn::Sequential net(
+    nn::Sequential net(
         ColumnParallelLinear(nn::LinearOptions(4, 6), ranks.world()),
         RowParallelLinear(nn::LinearOptions(6, 4), ranks.world()));
+    net->to(at::kDouble);  // gives them other memory
     auto model = fully_shard(net, mesh, ranks, {.zero_stage = 0});
-    const at::Tensor x = numbers(4, 0.3).to(at::kFloat);
+    const at::Tensor x = numbers(4, 0.3);
     model.forward(x).square().sum().backward();
     at::Tensor parts = at::zeros({1}, at::kDouble), whole = parts.clone();
     for (const auto& item : net->named_parameters()) {

@@ -135,7 +135,7 @@ ModuleParts::ModuleParts(std::vector<ModulePart> here, comm::Group& world)
   for (size_t i = 0; i < held.size(); ++i) {
     const bool is_first = by_name.at(held[i].name).front() == world.rank();
     if (i >= shards_.size()) {
-      writes_buffers_.push_back(is_first);
+      writes_buffer_[names[i]] = is_first;
       continue;
     }
     is_first_.push_back(is_first);
@@ -148,13 +148,18 @@ ModuleParts::ModuleParts(std::vector<ModulePart> here, comm::Group& world)
 std::vector<checkpoint::TensorEntry> ModuleParts::entries() const {
   std::vector<checkpoint::TensorEntry> entries;
   for (const ParameterShard& shard : shards_) {
-    entries.push_back(entry_of("model." + shard.name, shard, shard.values));
+    // As it is now: torch::load() gives a parameter other memory.
+    entries.push_back(
+        entry_of("model." + shard.name, shard, shard.parameter.detach()));
   }
-  size_t buffer = 0;
   for (const ModulePart& part : parts_) {
     for (const auto& item : part.module->named_buffers()) {
-      entries.push_back(common_entry("model." + item.key(), item.value(),
-                                     writes_buffers_[buffer++]));
+      const auto found = writes_buffer_.find(item.key());
+      TS_CHECK(found != writes_buffer_.end(), "ShardedCheckpoint: the buffer ",
+               item.key(),
+               " was registered since. Make it when the module has all.");
+      entries.push_back(
+          common_entry("model." + item.key(), item.value(), found->second));
     }
   }
   return entries;

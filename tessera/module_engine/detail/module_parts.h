@@ -6,6 +6,8 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
@@ -40,8 +42,8 @@ class ModuleParts {
  private:
   std::vector<ModulePart> parts_;
   std::vector<wrappers::ParameterShard> shards_;
-  std::vector<bool> is_first_;        // by shard
-  std::vector<bool> writes_buffers_;  // by part and buffer, in their order
+  std::vector<bool> is_first_;                 // by shard
+  std::map<std::string, bool> writes_buffer_;  // by name
 };
 
 }  // namespace tessera::detail

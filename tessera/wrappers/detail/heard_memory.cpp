@@ -69,11 +69,13 @@ void for_each(const c10::IValue& argument, const Act& act) {
 }
 
 thread_local OperatorTaker* taker = nullptr;
+thread_local bool goes_forward_again = false;
 
 void tell_and_run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Unheard unheard;
   if (taker) return taker->take(op, stack);
-  const bool goes_back = torch::autograd::get_current_graph_task_id() != -1;
+  const bool goes_back =
+      torch::autograd::get_current_graph_task_id() != -1 && !goes_forward_again;
   std::optional<Substituted> substituted;
   bool is_heard = false;
   const auto& arguments = op.schema().arguments();
@@ -175,7 +177,8 @@ void CarriedSubstitute::put(const at::Tensor& parameter) const {
 }
 
 std::optional<Share> known_share(const at::Tensor& parameter) {
-  if (parameter.is_meta()) return std::nullopt;
+  // Of other memory nothing is known, also where it lies in the place of ours.
+  if (!parameter.key_set().has(kKey)) return std::nullopt;
   const auto found = find(all().substituted, place_of(parameter));
   if (!found || found->shared_dim < 0) return std::nullopt;
   const comm::Group& group = found->substitute->group();
@@ -185,6 +188,10 @@ std::optional<Share> known_share(const at::Tensor& parameter) {
 TakenOperators::TakenOperators(OperatorTaker& by)
     : before_(std::exchange(taker, &by)), guard_(kKey) {}
 TakenOperators::~TakenOperators() { taker = before_; }
+
+ForwardAgain::ForwardAgain()
+    : before_(std::exchange(goes_forward_again, true)) {}
+ForwardAgain::~ForwardAgain() { goes_forward_again = before_; }
 
 at::Tensor unheard(const at::Tensor& tensor) {
   const Unheard guard;

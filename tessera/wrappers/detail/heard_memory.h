@@ -126,6 +126,19 @@ class TakenOperators {
   c10::impl::IncludeDispatchKeyGuard guard_;
 };
 
+// While it lives what this thread computes is a forward, though a backward is
+// under way: parameters are substituted, and products ours.
+class ForwardAgain {
+ public:
+  ForwardAgain();
+  ~ForwardAgain();
+  ForwardAgain(const ForwardAgain&) = delete;
+  ForwardAgain& operator=(const ForwardAgain&) = delete;
+
+ private:
+  const bool before_;
+};
+
 // A tensor whose operators are not heard, nor replaced: one more view.
 at::Tensor unheard(const at::Tensor& tensor);
 

@@ -119,6 +119,10 @@ void StageActor::begin_program(const at::Tensor& inputs,
   messages_.clear();
   sent_.clear();
   outputs_.clear();
+  for (const PipelineStage& stage : stages_) {
+    const bool failed = went_back_[stage.index()] % options_.num_microbatches;
+    if (stage.sharded() && failed) stage.sharded()->drop_accumulated();
+  }
   went_back_.clear();
   loss_sum_ = 0;
   losses_ = 0;
