@@ -42,7 +42,8 @@
 //          reduce it into shards, stage 1 and replicas wait for the last.
 //          zero_grad() between them takes none of it away.
 // Values:  those of the first rank along the data axes. A module that
-//          DeferredInit made (deferred_init.h) gets its memory here, and no rank ever holds the whole.
+//          DeferredInit made (deferred_init.h) gets its memory here, and no
+//          rank ever holds the whole.
 // Comm:    at construction a comparison of names and shapes, and a broadcast of
 //          rank 0's values. A forward gathers P (ranks - 1) / ranks bytes a
 //          rank, where P are those of the parameters; in stage 3 so does a
@@ -67,8 +68,9 @@
 // Limits:  as DistributedDataParallel's: loss.backward() must reach a
 //          parameter and run no other backward inside, but recompute()'s;
 //          model.backward(loss) need not. Modules that read their own
-//          parameters() in forward (ParameterList) see shards: refused. What reads a parameter's
-//          data_ptr() with no operator of LibTorch before it is not heard.
+//          parameters() in forward (ParameterList) see shards: refused. What
+//          reads a parameter's data_ptr() with no operator of LibTorch before
+//          it is not heard.
 //          What takes all of parameters() sees shards: no torch::optim::LBFGS,
 //          no clip_grad_norm_ of torch (there is one here), torch::save() under
 //          gather() alone. The gradient of a penalty on parameters() is added,
