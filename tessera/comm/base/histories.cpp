@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "tessera/comm/base/c10d_reduce_op.h"
+#include "tessera/core/error.h"
+#include "tessera/core/log.h"
 
 namespace tessera::comm {
 namespace {
@@ -40,7 +42,8 @@ void Histories::wait() {
   for (const Comparison& each : under_way_) {
     try {
       each.work->wait();
-    } catch (const std::exception&) {  // check() passes it over
+    } catch (const std::exception& error) {  // check() passes it over
+      log::debug("a comparison of calls failed: ", message_of(error));
     }
   }
 }
