@@ -30,6 +30,7 @@ class RunFacts {
   parallel::PlacedModel placed_;
 };
 
+// The same, of one rank.
 program::Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                         const mesh::Coord& coord,
                         program::Purpose purpose = program::Purpose::kTraining);

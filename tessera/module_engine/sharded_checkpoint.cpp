@@ -134,25 +134,26 @@ const Kind& kind_of(const torch::optim::Optimizer& optimizer) {
                   ".");
 }
 
+// What is refused on one rank all refuse.
+void agree(comm::Group& world, const std::function<void()>& check) {
+  const std::string complaint =
+      comm::first_complaint(world, comm::complaint_of(check));
+  TS_CHECK_CONFIG(complaint.empty(), complaint);
+}
+
 using FindParts = std::function<std::vector<detail::ModulePart>()>;
 
-// What is refused on one rank all refuse.
 std::vector<detail::ModulePart> agreed_parts(
     const FindParts& find, const torch::optim::Optimizer& optimizer,
     comm::Group& world) {
   std::vector<detail::ModulePart> parts;
   std::string kind;
-  const auto require = [&](const std::function<void()>& check) {
-    const std::string complaint =
-        comm::first_complaint(world, comm::complaint_of(check));
-    TS_CHECK_CONFIG(complaint.empty(), complaint);
-  };
-  require([&] {
+  agree(world, [&] {
     kind = kind_of(optimizer).name;
     parts = find();
   });
   const std::string first = comm::text_of_rank_0(world, kind);
-  require([&] {
+  agree(world, [&] {
     TS_CHECK_CONFIG(
         kind == first,
         "ShardedCheckpoint: this rank's optimizer is torch::optim::", kind,
@@ -184,9 +185,7 @@ struct ShardedCheckpoint::Impl {
         parts(agreed_parts(find, with, on.world()), on.world()),
         kind(kind_of(with)),
         shards(parts.shards()) {
-    const std::string complaint = comm::first_complaint(
-        on.world(), comm::complaint_of([&] { require_shards(); }));
-    TS_CHECK_CONFIG(complaint.empty(), complaint);
+    agree(on.world(), [&] { require_shards(); });
     const std::string unwritable = comm::first_complaint(
         on.world(), comm::complaint_of([&] { require_writable(); }));
     TS_CHECK_IO(unwritable.empty(), unwritable);

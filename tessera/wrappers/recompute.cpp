@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -26,7 +25,7 @@ class RandomState {
   explicit RandomState(const Tensors& tensors) {
     add(at::kCPU);
     for (const at::Tensor& each : tensors) {
-      if (each.defined() && each.is_cuda()) add(each.device());
+      if (each.is_cuda()) add(each.device());
     }
   }
   void restore() const {
@@ -123,11 +122,11 @@ Tensors recomputed(TensorsFunction forward, const Tensors& inputs) {
   if (!at::GradMode::is_enabled()) return forward(inputs);
   // Autograd takes none that are undefined.
   Tensors defined;
+  std::vector<bool> is_defined;
   for (const at::Tensor& each : inputs) {
+    is_defined.push_back(each.defined());
     if (each.defined()) defined.push_back(each);
   }
-  std::vector<bool> is_defined;
-  for (const at::Tensor& each : inputs) is_defined.push_back(each.defined());
   const auto with_all = [forward = std::move(forward),
                          is_defined](const Tensors& those) {
     Tensors all;

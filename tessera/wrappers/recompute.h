@@ -28,7 +28,7 @@
 // Threads: ranks that are threads share the generator: with dropout the second
 //          forward drops others, and gradients are wrong. Start such ranks as
 //          processes.
-// Errors:  none of its own.
+// Errors:  TS_CHECK for a gradient that is itself to be differentiated.
 // Source:  Chen et al. 2016, arXiv 1604.06174; as torch.utils.checkpoint with
 //          use_reentrant, but that no argument need require a gradient.
 #pragma once

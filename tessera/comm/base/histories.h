@@ -10,8 +10,8 @@
 //          collective. No caller waits for it but where compare_next() asks for
 //          it; as a collective of the group it has the group's time-out, and
 //          those behind it come after it: a rank may be ahead of the others by
-//          that much. What is called after
-//          the last 128th is compared where compare_next() asks for it.
+//          that much. What is called after the last 128th is compared where
+//          compare_next() asks for it.
 // Errors:  RanksDiffer.
 // Threads: that which calls the group's collectives.
 #pragma once
