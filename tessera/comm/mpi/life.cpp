@@ -4,6 +4,7 @@
 
 #include "tessera/comm/mpi/check.h"
 #include "tessera/core/error.h"
+#include "tessera/core/log.h"
 
 // Open MPI's constants are casts of this kind.
 // NOLINTBEGIN(bugprone-casting-through-void)
@@ -80,7 +81,11 @@ void nudge() {
 void stop() {
   int ended = 0;
   MPI_Finalized(&ended);
-  if (started_here && !ended) MPI_Finalize();
+  if (!started_here || ended) return;
+  const int code = MPI_Finalize();
+  if (code != MPI_SUCCESS) {
+    log::warning("MPI was not ended: MPI_Finalize gave ", code);
+  }
 }
 
 }  // namespace tessera::comm::mpi

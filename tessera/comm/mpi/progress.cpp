@@ -7,6 +7,7 @@
 
 #include "tessera/comm/base/keep_for_ever.h"
 #include "tessera/core/error.h"
+#include "tessera/core/log.h"
 
 namespace tessera::comm::mpi {
 namespace {
@@ -265,7 +266,11 @@ void Progress::loop() {
     if (busy_.empty() && world_) nudge();
     pause(moved);
   }
-  if (world_ && !failed_) stop();
+  if (!world_) return;
+  if (!failed_) return stop();
+  log::warning(
+      "MPI was not ended, behind a failure of its collectives: "
+      "mpirun may say so too");
 }
 
 }  // namespace tessera::comm::mpi
