@@ -187,17 +187,43 @@ MemoryPlan memory_plan(const RunConfig& config) {
   return *std::ranges::max_element(plans, {}, &MemoryPlan::total);
 }
 
-int64_t checkpoint_bytes(const RunConfig& config) {
+namespace {
+
+void add(const program::UnitFacts& unit, WholeModel::Parts& to) {
+  for (const auto& each : unit.parameters) {
+    const bool is_of_experts = each.data_axis == mesh::Axis::kExpertDp;
+    WholeModel::Part& part = is_of_experts ? to.experts : to.others;
+    part.elements += each.elements;
+    part.trained += each.optimizer_bytes > 0 ? each.elements : 0;
+    part.parameter_bytes += each.parameter_bytes;
+    part.optimizer_bytes += each.optimizer_bytes;
+  }
+}
+
+}  // namespace
+
+WholeModel whole_model(const RunConfig& config) {
   RunConfig alone = config;
   alone.tensor.sequence_parallel = false;
   const mesh::DeviceMesh one;
   const Facts facts = facts_of(alone, one, one.coord_of(0));
-  const int64_t versions = config.pipeline.delayed() ? 2 : 1;
-  int64_t bytes = 0;
-  for (const auto& unit : facts.units) {
-    for (const auto& each : unit.parameters) {
-      bytes += each.parameter_bytes * versions + each.optimizer_bytes;
+  WholeModel model;
+  for (const auto& unit : facts.units) add(unit, model.all);
+  for (int64_t block = 1; block <= config.model.num_blocks(); ++block) {
+    auto& parts = model.blocks.emplace_back();
+    for (const int64_t owner : facts.units[block].reads) {
+      add(facts.units[owner], parts);
     }
+  }
+  return model;
+}
+
+int64_t checkpoint_bytes(const RunConfig& config) {
+  const int64_t versions = config.pipeline.delayed() ? 2 : 1;
+  const WholeModel model = whole_model(config);
+  int64_t bytes = 0;
+  for (const auto& part : {model.all.experts, model.all.others}) {
+    bytes += part.parameter_bytes * versions + part.optimizer_bytes;
   }
   return bytes;
 }

@@ -61,6 +61,20 @@ std::vector<MemoryPlan> memory_plans(
 // In training, of the rank that needs the most.
 MemoryPlan memory_plan(const RunConfig& config);
 
+// On one rank, before anything is shared out.
+struct WholeModel {
+  struct Part {
+    int64_t elements = 0, trained = 0;  // of its parameters
+    int64_t parameter_bytes = 0, optimizer_bytes = 0;
+  };
+  struct Parts {
+    Part experts = {}, others = {};
+  };
+  Parts all;
+  std::vector<Parts> blocks;
+};
+WholeModel whole_model(const RunConfig& config);
+
 // Weights and the optimizer's tensors of the whole model.
 int64_t checkpoint_bytes(const RunConfig& config);
 

@@ -6,7 +6,9 @@
 #include <atomic>
 #include <future>
 #include <limits>
+#include <map>
 #include <optional>
+#include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -16,6 +18,7 @@
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/run_devices.h"
 #include "tessera/engine/step_plan.h"
+#include "tessera/planner/memory_floor.h"
 
 namespace tessera::planner {
 namespace {
@@ -43,10 +46,11 @@ std::vector<std::pair<std::string, std::string>> values_of(
 // What came of a layout.
 struct Tried {
   std::optional<Plan> plan;
-  std::string refusal;  // by a rule of the configuration
-  double bound = 0;     // by which its last form was ruled out
-  RunConfig config;     // of its last form
-  int64_t bytes = 0;    // of that; 0: it was not looked at
+  std::string refusal;      // by a rule of the configuration
+  double bound = 0;         // by which its last form was ruled out
+  RunConfig config;         // of its last form
+  int64_t bytes = 0;        // of that; 0: it was not looked at
+  bool is_laid_out = true;  // else it needs as many at least
 };
 
 class Searching {
@@ -63,6 +67,7 @@ class Searching {
     const auto layouts =
         layouts_of(base_, cluster_, options_.world_size, is_set_);
     found_.layouts = std::ssize(layouts);
+    set_floor(layouts);
     auto next = layouts.begin();
     while (next != layouts.end()) {
       std::vector<const Layout*> wave;
@@ -70,6 +75,7 @@ class Searching {
         if (!is_ruled_out(*next)) wave.push_back(&*next);
       }
       for (Tried& each : all_tried(wave)) take(std::move(each));
+      if (found_.plans.empty()) laid_out_ = 0;
       if (options_.progress) options_.progress(found_);
     }
     if (found_.plans.empty()) refuse();
@@ -80,12 +86,41 @@ class Searching {
   // Of any number of cores: what is ruled out must not depend on it.
   static constexpr int64_t kAtOnce = 8;
 
+  // By the first layout that no rule forbids: the model is that of all.
+  void set_floor(const std::vector<Layout>& layouts) {
+    for (const Layout& layout : layouts) {
+      RunConfig config = layout.of(base_, is_set_);
+      if (!refusal_of(config).empty()) continue;
+      floor_.emplace(base_, config, options_.world_size);
+      return;
+    }
+  }
+
+  // Completes it; why no run can be so, or "".
+  std::string refusal_of(RunConfig& config) const {
+    try {
+      complete(config, options_.world_size);
+      config.run.device_types = {cluster_.device_type()};
+      check_device(config);
+      return "";
+    } catch (const Error& error) {
+      return message_of(error);
+    }
+  }
+
   // Also where as many as may be were looked at.
   bool is_ruled_out(const Layout& layout) {
     if (layout.bound >= slowest_of_the_best()) {
       ++found_.ruled_out;
       note(layout.of(base_, is_set_),
            [&](Outcome& outcome) { lower(outcome.bound_s, layout.bound); });
+      return true;
+    }
+    if (const int64_t least = floor_ ? floor_->of(layout) : 0;
+        least > cluster_.memory_bytes()) {
+      take({.config = layout.of(base_, is_set_),
+            .bytes = least,
+            .is_laid_out = false});
       return true;
     }
     // Nothing is said of what fits before all was looked at.
@@ -130,14 +165,8 @@ class Searching {
         result.config = std::move(config);
         break;
       }
-      try {
-        complete(config, options_.world_size);
-        config.run.device_types = {cluster_.device_type()};
-        check_device(config);
-      } catch (const Error& error) {
-        result.refusal = message_of(error);
-        break;
-      }
+      result.refusal = refusal_of(config);
+      if (!result.refusal.empty()) break;
       const auto memory = engine::memory_plans(config);
       result.bytes = bytes_of(memory);
       if (result.bytes <= cluster_.memory_bytes()) {
@@ -169,8 +198,12 @@ class Searching {
            [&](Outcome& outcome) { lower(outcome.bound_s, result.bound); });
     } else if (result.bytes > 0) {
       ++found_.too_large;
-      note(result.config,
-           [&](Outcome& outcome) { lower(outcome.least_bytes, result.bytes); });
+      note(result.config, [&](Outcome& outcome) {
+        lower(outcome.least_bytes, result.bytes);
+        if (outcome.least_bytes == result.bytes) {
+          outcome.is_laid_out = result.is_laid_out;
+        }
+      });
       if (nearest_bytes_ == 0 || result.bytes < nearest_bytes_) {
         nearest_bytes_ = result.bytes;
         nearest_ = mesh_of(result.config, options_.world_size).describe();
@@ -272,7 +305,8 @@ class Searching {
   const TokenFlops flops_;
   Search found_;
   int64_t laid_out_ = 0;
-  std::string refusal_;  // the first
+  std::optional<MemoryFloor> floor_;  // none: no layout can be run
+  std::string refusal_;               // the first
   int64_t nearest_bytes_ = 0;
   std::string nearest_;
 };
@@ -286,7 +320,7 @@ bool is_before(const std::string& one, const std::string& other) {
   return key(one) < key(other);
 }
 
-// "2: 1.08, 8: at least 1.21, 1: does not fit (96 GiB)".
+// "With 2: 1.08, 8: at least 1.21 times as long. Too large: 1 (96 GiB)".
 std::string others_text(const std::map<std::string, Outcome>& outcomes,
                         const std::string& own, double best) {
   std::vector<std::string> values;
@@ -294,17 +328,27 @@ std::string others_text(const std::map<std::string, Outcome>& outcomes,
     if (value != own) values.push_back(value);
   }
   std::ranges::sort(values, is_before);
-  std::vector<std::string> parts;
+  std::vector<std::string> times, too_large, text;
   for (const auto& value : values) {
     const Outcome& outcome = outcomes.at(value);
-    parts.push_back(value + ": " +
-                    (outcome.best_s > 0 ? fixed(outcome.best_s / best, 2)
-                     : outcome.bound_s > 0
-                         ? "at least " + fixed(outcome.bound_s / best, 2)
-                         : c10::str("does not fit (",
-                                    bytes_text(outcome.least_bytes), ")")));
+    if (outcome.best_s > 0) {
+      times.push_back(value + ": " + fixed(outcome.best_s / best, 2));
+    } else if (outcome.bound_s > 0) {
+      times.push_back(value + ": at least " + fixed(outcome.bound_s / best, 2));
+    } else {
+      too_large.push_back(
+          outcome.is_laid_out
+              ? c10::str(value, " (", bytes_text(outcome.least_bytes), ")")
+              : value);
+    }
   }
-  return c10::Join(", ", parts);
+  if (!times.empty()) {
+    text.push_back("With " + c10::Join(", ", times) + " times as long");
+  }
+  if (!too_large.empty()) {
+    text.push_back("Too large: " + c10::Join(", ", too_large));
+  }
+  return c10::Join(". ", text);
 }
 
 }  // namespace
@@ -331,9 +375,8 @@ std::vector<std::string> reasons_of(const Search& search,
   for (const auto& [key, own] : values_of(best.config)) {
     const auto found = search.outcomes.find(key);
     if (found == search.outcomes.end() || found->second.size() < 2) continue;
-    reasons.push_back(c10::str(key, " ", own, ". With ",
-                               others_text(found->second, own, best.step_s),
-                               " times as long"));
+    reasons.push_back(c10::str(key, " ", own, ". ",
+                               others_text(found->second, own, best.step_s)));
   }
   return reasons;
 }

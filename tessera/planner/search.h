@@ -5,7 +5,7 @@
 // Memory: what the fullest rank holds, as engine/memory_plan.h has it, against
 //         what the cluster says that a rank may hold. What does not fit is
 //         tried with more of it computed again: recompute.mode none, selective,
-//         block.
+//         block; but not where a floor of it (memory_floor.h) is too much.
 // Time:   of a step, as engine/step_plan.h simulates it with the cluster's
 //         rates and links.
 // Errors: TS_CHECK_CONFIG where nothing fits, with what comes nearest; what is
@@ -40,9 +40,12 @@ struct Plan {
 
 // What is known of the layouts in which a key has a value.
 struct Outcome {
-  double best_s = 0;        // of those that were simulated; 0: none
-  double bound_s = 0;       // the least bound of those that were ruled out
-  int64_t least_bytes = 0;  // of those that do not fit
+  double best_s = 0;   // of those that were simulated; 0: none
+  double bound_s = 0;  // the least bound of those that were ruled out
+  // Of those that do not fit, which need no less; 0: none. And whether the one
+  // that needs least was laid out, which needs so much.
+  int64_t least_bytes = 0;
+  bool is_laid_out = false;
 };
 // By key and value, as flags have them: outcomes["mesh.tp"]["8"].
 using Outcomes = std::map<std::string, std::map<std::string, Outcome>>;
@@ -62,7 +65,7 @@ struct Search {
 struct SearchOptions {
   int64_t world_size = 1;
   int64_t top = 5;
-  int64_t most = 400;  // are laid out
+  int64_t most = 400;  // are laid out, once something fits
   // Hears what is found so far, now and then.
   std::function<void(const Search&)> progress = nullptr;
 };

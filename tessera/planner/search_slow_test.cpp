@@ -9,6 +9,7 @@
 #include "tessera/core/error.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/step_plan.h"
+#include "tessera/planner/memory_floor.h"
 
 namespace tessera::planner {
 namespace {
@@ -125,6 +126,61 @@ TEST_P(EachModelTest, NothingIsFasterThanItsBoundAndTheFastestIsFound) {
   EXPECT_EQ(found.left, 0);
   EXPECT_EQ(found.left_bound_s, 0);
   EXPECT_LT(found.simulated, layouts - refused);
+}
+
+// However little there is: no floor of memory rules out what fits.
+TEST_P(EachModelTest, TheFastestThatFitsIsFoundOnAnyMemory) {
+  Cluster cluster = small_cluster();
+  for (const char* compute : {"fp32", "bf16"}) {
+    if (GetParam() && compute == std::string("fp32")) continue;  // as dense
+    auto config = run(GetParam());
+    config.precision.compute = compute;
+    struct Form {
+      int64_t bytes;
+      double step;
+    };
+    std::vector<std::vector<Form>> layouts;  // of each: less and less memory
+    std::vector<int64_t> sizes;
+    for (const Layout& layout :
+         layouts_of(config, cluster, kWorld, kNothingIsSet)) {
+      auto& forms = layouts.emplace_back();
+      for (const char* mode : {"none", "selective", "block"}) {
+        engine::RunConfig completed = layout.of(config, kNothingIsSet);
+        completed.recompute.mode = mode;
+        try {
+          complete(completed, kWorld);
+        } catch (const Error&) {
+          break;
+        }
+        const auto costs = cluster.costs(mesh_of(completed, kWorld));
+        const MemoryFloor floor(config, completed, kWorld);
+        forms.push_back({engine::memory_plan(completed).total(),
+                         engine::plan_step(completed, costs).step});
+        sizes.push_back(forms.back().bytes);
+        EXPECT_LE(floor.of(layout), forms.back().bytes)
+            << mesh_of(completed, kWorld).describe() << " zero "
+            << layout.zero_stage << " micro " << layout.micro << " "
+            << layout.schedule << " " << mode;
+      }
+    }
+    std::ranges::sort(sizes);
+    for (const size_t part : {0, 1, 4, 12}) {
+      const int64_t memory = sizes[part * sizes.size() / 24];
+      double fastest = std::numeric_limits<double>::infinity();
+      for (const auto& forms : layouts) {
+        const auto fits = std::ranges::find_if(
+            forms, [&](const Form& form) { return form.bytes <= memory; });
+        if (fits != forms.end()) fastest = std::min(fastest, fits->step);
+      }
+      cluster.device.memory_gib =
+          static_cast<double>(memory) / static_cast<double>(int64_t{1} << 30);
+      const Search found =
+          search(config, cluster,
+                 {.world_size = kWorld, .top = 1, .most = kAll}, kNothingIsSet);
+      EXPECT_NEAR(found.plans.at(0).step_s, fastest, 1e-12 * fastest)
+          << compute << ", " << memory << " bytes";
+    }
+  }
 }
 
 TEST(Search, TheBestAreOfMeshesOfTheirOwn) {

@@ -1,0 +1,104 @@
+#include "tessera/planner/memory_floor.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace tessera::planner {
+namespace {
+
+using Part = engine::WholeModel::Part;
+
+int64_t size_of(at::ScalarType type) {
+  return static_cast<int64_t>(c10::elementSize(type));
+}
+
+bool keeps_inputs(const std::string& mode) {
+  return mode == "none" || mode == "selective" || mode == "block";
+}
+
+}  // namespace
+
+MemoryFloor::MemoryFloor(const engine::RunConfig& base,
+                         const engine::RunConfig& completed, int64_t world_size)
+    : model_(engine::whole_model(completed)),
+      weight_(size_of(completed.precision.compute_dtype())),
+      gradient_(size_of(completed.precision.gradient_dtype())),
+      in_files_(completed.zero.offloads()),
+      cuts_experts_(base.mesh.etp > 1),
+      keeps_inputs_(keeps_inputs(base.recompute.mode)),
+      expert_stage_(base.zero.expert_stage),
+      world_size_(world_size),
+      samples_(base.batch.global),
+      sample_(weight_ * base.model.hidden * base.data.seq_len) {}
+
+int64_t MemoryFloor::of(const Layout& layout) const {
+  if (in_files_) return 0;
+  return states_of(layout) + whole_block_of(layout) + inputs_of(layout);
+}
+
+// Along cp there are copies, and along dp_replicate.
+MemoryFloor::Places MemoryFloor::places_of(const Layout& layout) const {
+  const int64_t data = world_size_ / (layout.pp * layout.tp * layout.cp);
+  return {layout.tp,
+          layout.tp * (layout.dp_shard > 0 ? layout.dp_shard : data)};
+}
+
+MemoryFloor::Places MemoryFloor::places_of_experts(const Layout& layout) const {
+  return {layout.ep * (cuts_experts_ ? layout.tp : 1), world_size_ / layout.pp};
+}
+
+int64_t MemoryFloor::stage_of_experts(const Layout& layout) const {
+  return expert_stage_ < 0 ? layout.zero_stage : expert_stage_;
+}
+
+// Weights are whole below stage 3, gradients below stage 2.
+int64_t MemoryFloor::states_of(const Layout& layout) const {
+  const auto states = [&](const Part& part, int64_t stage, Places places) {
+    return part.elements * weight_ /
+               (stage == 3 ? places.sharded : places.whole) +
+           part.trained * gradient_ /
+               (stage >= 2 ? places.sharded : places.whole) +
+           part.optimizer_bytes / (stage >= 1 ? places.sharded : places.whole);
+  };
+  return (states(model_.all.others, layout.zero_stage, places_of(layout)) +
+          states(model_.all.experts, stage_of_experts(layout),
+                 places_of_experts(layout))) /
+         layout.pp;
+}
+
+// Every stage has a block, and goes back through it.
+int64_t MemoryFloor::whole_block_of(const Layout& layout) const {
+  const auto whole = [&](const Part& part, int64_t stage, Places places) {
+    if (places.sharded == places.whole) return int64_t{0};  // it always is
+    return ((stage == 3 ? part.elements * weight_ : 0) +
+            (stage >= 2 ? part.trained * gradient_ : 0)) /
+           places.whole;
+  };
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const auto& block : model_.blocks) {
+    // Each by itself: they need not be whole at once.
+    least = std::min(
+        least,
+        std::max(whole(block.others, layout.zero_stage, places_of(layout)),
+                 whole(block.experts, stage_of_experts(layout),
+                       places_of_experts(layout))));
+  }
+  return model_.blocks.empty() ? 0 : least;
+}
+
+// Of micro-batches that are under way: in stage s of p min(p - s, m) at least;
+// what stages have beyond a block each does least in the last, which has one.
+int64_t MemoryFloor::inputs_of(const Layout& layout) const {
+  if (!keeps_inputs_) return 0;
+  const int64_t data = world_size_ / (layout.pp * layout.tp * layout.cp);
+  const int64_t batches = samples_ / (data * layout.micro);
+  const auto blocks = static_cast<int64_t>(model_.blocks.size());
+  int64_t kept = blocks - layout.pp;
+  for (int64_t stage = 0; stage < layout.pp; ++stage) {
+    const bool is_known = !layout.schedule.empty();
+    kept += is_known ? std::min(layout.pp - stage, batches) : 1;
+  }
+  return kept * layout.micro * sample_ / (layout.cp * layout.tp * layout.pp);
+}
+
+}  // namespace tessera::planner
