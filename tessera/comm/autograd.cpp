@@ -312,7 +312,11 @@ void save_group(AutogradContext* context, Group& group) {
       c10::IValue::make_capsule(c10::make_intrusive<GroupReference>(group));
 }
 
+// What a backward moves between ranks is not recorded.
 Group& saved_group(AutogradContext* context) {
+  TS_CHECK(!at::GradMode::is_enabled(),
+           "a collective has no second derivative here: backward with "
+           "create_graph is not to be had through it.");
   const auto holder = context->saved_data["group"].toCapsule();
   return static_cast<GroupReference&>(*holder).group;
 }

@@ -11,7 +11,8 @@
 // Comm:    the verbs named, on `group`, awaited but where it says otherwise; of
 //          a group of one rank none.
 // Errors:  TS_CHECK where `dim` does not divide by n and pieces are equal, or
-//          is not this rank's piece; and the group's own.
+//          is not this rank's piece, and in a backward with create_graph; and
+//          the group's own.
 // Threads: `group` must outlive the graph.
 #pragma once
 

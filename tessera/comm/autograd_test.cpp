@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
 
 namespace tessera::comm {
 namespace {
@@ -173,6 +175,17 @@ TEST(Autograd, RefusesADimThatDoesNotDivide) {
     EXPECT_THROW(
         reduce_scatter_with_all_gather(at::ones({3}), 0, communicator.world()),
         c10::Error);
+  });
+}
+
+// What a backward moves is not recorded, and would be lost in silence.
+TEST(Autograd, SecondDerivativesAreRefused) {
+  run_threads(2, "shm", [](Communicator& ranks) {
+    const at::Tensor x = numbers({4, 3}, ranks.rank()).set_requires_grad(true);
+    const at::Tensor y = all_to_all(x, ranks.world()).square().sum();
+    EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true,
+                                       /*create_graph=*/true),
+                 Error);
   });
 }
 

@@ -18,6 +18,35 @@ bool takes_kernel(const at::Tensor& x) {
   return detail::has_loops(x) && uses(Kernel::kExpertRows);
 }
 
+// Of each choice (N, k) its row, zeros where it has none: (N k, D).
+at::Tensor rows_by_choice(const at::Tensor& rows, const at::Tensor& row) {
+  const at::Tensor padded = at::constant_pad_nd(rows, {0, 0, 0, 1});
+  return padded.index_select(0, row.flatten().clamp_max(rows.size(0)));
+}
+
+// What the loops compute, where it is recorded (create_graph).
+at::Tensor recorded_sum(const at::Tensor& rows, const at::Tensor& row) {
+  return rows_by_choice(rows, row)
+      .view({row.size(0), row.size(1), rows.size(1)})
+      .sum(1);
+}
+
+std::tuple<at::Tensor, at::Tensor> recorded_gradients(
+    const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& row,
+    const at::Tensor& weights) {
+  const std::vector<int64_t> by_choice = {row.size(0), row.size(1),
+                                          rows.size(1)};
+  const at::Tensor of_token = gradient.to(weights.scalar_type()).unsqueeze(1);
+  const at::Tensor d_weights =
+      (rows_by_choice(rows, row).view(by_choice) * of_token).sum(-1);
+  const at::Tensor d_choices = (of_token * weights.unsqueeze(-1)).flatten(0, 1);
+  const at::Tensor d_rows =
+      at::zeros({rows.size(0) + 1, rows.size(1)}, d_choices.options())
+          .index_add(0, row.flatten().clamp_max(rows.size(0)), d_choices)
+          .narrow(0, 0, rows.size(0));
+  return {d_rows.to(rows.scalar_type()), d_weights};
+}
+
 class RowsOfTokens : public torch::autograd::Function<RowsOfTokens> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
@@ -29,7 +58,11 @@ class RowsOfTokens : public torch::autograd::Function<RowsOfTokens> {
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients) {
     const at::Tensor row = ctx->get_saved_variables()[0];
-    return {detail::add_up_rows(gradients[0].contiguous(), row, {}), {}, {}};
+    const at::Tensor gradient = gradients[0].contiguous();
+    return {at::GradMode::is_enabled() ? recorded_sum(gradient, row)
+                                       : detail::add_up_rows(gradient, row, {}),
+            {},
+            {}};
   }
 };
 
@@ -44,13 +77,23 @@ class TokensOfRows : public torch::autograd::Function<TokensOfRows> {
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
-    auto [d_rows, d_weights] = detail::add_up_rows_backward(
-        gradients[0].contiguous(), saved[0], saved[2], saved[1]);
+    const at::Tensor gradient = gradients[0].contiguous();
+    auto [d_rows, d_weights] =
+        at::GradMode::is_enabled()
+            ? recorded_gradients(gradient, saved[0], saved[2], saved[1])
+            : detail::add_up_rows_backward(gradient, saved[0], saved[2],
+                                           saved[1]);
     return {d_rows, d_weights, {}};
   }
 };
 
 }  // namespace
+
+at::Tensor counts_of(const at::Tensor& numbers, int64_t kinds) {
+  const at::Tensor flat = numbers.flatten();
+  return at::zeros({kinds}, flat.options())
+      .scatter_add_(0, flat, at::ones_like(flat));
+}
 
 RowOrder order_of_rows(const at::Tensor& experts_of, int64_t most) {
   const at::Tensor sorted =

@@ -7,6 +7,7 @@
 // Shapes: x, y: (N, D); rows: (R, D); weights: (N, k).
 // Types:  sums in fp32, or fp64 for fp64; weights are of that type.
 // Bits:   they do not depend on the number of threads.
+// Derivatives: also second ones, by LibTorch's operators.
 // Kernel: one pass over memory, forward and backward, on the CPU and on GPUs;
 //         elsewhere, and without `expert_rows` (kernel_choice.h), LibTorch's
 //         operators.
@@ -24,6 +25,9 @@ struct RowOrder {
   at::Tensor token;   // (R): and of which token
   at::Tensor row;     // (N, k): of each choice its row; R or more: it has none
 };
+
+// How often each of 0 .. kinds - 1 occurs: (kinds) of int64.
+at::Tensor counts_of(const at::Tensor& numbers, int64_t kinds);
 
 // Of tokens whose choices go to these experts (N, k), each by its number: one
 // expert's rows, in the order of choices, behind the other's; the first `most`

@@ -93,5 +93,25 @@ TEST(ExpertRows, OfBf16AreRoundedOnce) {
       0x1p-8);
 }
 
+TEST(ExpertRows, HaveSecondDerivatives) {
+  const Case of = make(/*first=*/17, /*drops=*/true);
+  const at::Tensor dy = at::randn({kTokens, kWidth}, at::kDouble);
+  const auto second = [&](const at::Tensor& y) {
+    const auto first = torch::autograd::grad({y.pow(3)}, {of.x, of.weights},
+                                             {dy}, /*retain_graph=*/true,
+                                             /*create_graph=*/true);
+    return torch::autograd::grad(
+        {first[0].square().sum() + first[1].square().sum()},
+        {of.x, of.weights});
+  };
+  const auto found = second(tokens_of_rows(
+      multiplied(of, rows_of_tokens(of.x, of.order)), of.weights, of.order));
+  const auto exact = second(by_formula(of));
+  for (size_t i = 0; i < exact.size(); ++i) {
+    EXPECT_LT((found[i] - exact[i]).norm().item<double>(),
+              1e-12 * exact[i].norm().item<double>());
+  }
+}
+
 }  // namespace
 }  // namespace tessera::nn

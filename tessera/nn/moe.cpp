@@ -57,12 +57,6 @@ class CountLoad : public torch::autograd::Function<CountLoad> {
   }
 };
 
-// How often each of 0 .. kinds - 1 occurs.
-at::Tensor counts_of(const at::Tensor& numbers, int64_t kinds) {
-  return at::zeros({kinds}, numbers.options())
-      .scatter_add_(0, numbers, at::ones_like(numbers));
-}
-
 void add_to(at::Tensor& sum, const at::Tensor& more) {
   sum = sum.defined() ? sum + more : more;
 }
@@ -216,8 +210,8 @@ void Moe::count_load(Routing& routing) const {
   if (shard_.copy == 0) {  // the others route the same tokens
     // In whole numbers, whose sums over ranks are exact: rounding moves no
     // expert that has just its share.
-    const at::Tensor chosen = routing.experts.flatten();
-    excess = counts_of(chosen, experts) * experts - chosen.numel();
+    excess =
+        counts_of(routing.experts, experts) * experts - routing.experts.numel();
     if (wide_type(bias_) != bias_.scalar_type()) {  // which they might overflow
       excess = excess.to(at::kFloat) / static_cast<double>(experts);
     }
@@ -369,7 +363,7 @@ void Moe::add_counts(Balance& balance, const Routing& routing,
   const int64_t experts = options_.router.experts;
   const at::NoGradGuard no_grad;
   // By expert, and behind them what is dropped.
-  const at::Tensor rows = counts_of(places.flatten(), experts + 1);
+  const at::Tensor rows = counts_of(places, experts + 1);
   if (experts_choose()) {  // no choice is dropped, but a token may be
     rows.narrow(0, experts, 1).copy_((places == experts).all(1).sum());
   }
@@ -394,7 +388,7 @@ at::Tensor Moe::mix(const at::Tensor& tokens, const Here& here,
   const RowOrder order = order_of_rows(places, most);
   at::Tensor rows = rows_of_tokens(tokens, order);
   const at::Tensor counts =
-      counts_of(places.flatten(), experts + 1).narrow(0, 0, experts);
+      counts_of(places, experts + 1).narrow(0, 0, experts);
   std::optional<int64_t> count;
   if (gives_most_rows(here)) count = most;
   rows = shard_.dispatch ? shard_.dispatch(rows, counts, *experts_, beside)
