@@ -127,8 +127,8 @@ TEST(Initialize, KeepsParametersBetweenPassesWhereItIsAsked) {
   };
   EXPECT_LT(gathers("false"), gathers("true"));
   const auto settings = detail::module_settings(
-      json_of(3, 1), 2, {.settings = {{"zero.expert_stage", "1"}}});
-  EXPECT_THAT(settings.warnings, Contains(HasSubstr("zero.expert_stage")));
+      json_of(3, 1), 2, {.settings = {{"zero.bucket_mb", "1"}}});
+  EXPECT_THAT(settings.warnings, Contains(HasSubstr("zero.bucket_mb")));
 }
 
 TEST(Initialize, GoesOnFromACheckpointOfOtherRanksAndStage) {
@@ -305,6 +305,71 @@ TEST(Initialize, SharesOutTheFirstExample) {
   });
 }
 
+// Once an update, by all its micro-batches; not where it was skipped.
+TEST(Initialize, MovesTheBiasesOfExperts) {
+  static constexpr int64_t kSamples = 8, kWidth = 6;
+  const TemporaryFolder made;
+  const auto input_of = [](int64_t update) {
+    return (at::arange(kSamples * 3 * kWidth, at::kDouble) * 0.7 + update)
+        .sin()
+        .view({kSamples, 3, kWidth});
+  };
+  const auto json_on = [](int64_t world) {
+    return c10::str(R"({"train_batch_size": 8,
+      "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3},
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+      "moe": {"enabled": true, "num_experts": 4, "k": 2,
+              "expert_parallel_size": )",
+                    world, "}}");
+  };
+  struct Result {
+    at::Tensor bias, output;
+  };
+  // Updates from where a checkpoint is up to `last`.
+  const auto run = [&](int64_t world, int64_t last) {
+    Result result;
+    comm::run_threads(world, "shm", [&](comm::Communicator& ranks) {
+      MoE moe{nullptr};
+      comm::in_turn(ranks.world(), [&] {
+        torch::manual_seed(4);
+        moe = MoE(
+            kWidth, /*experts=*/4, /*k=*/2,
+            [] { return nn::Linear(kWidth, kWidth); },
+            mesh_of(json_on(world), world), ranks,
+            MoEOptions{.bias_rate = 0.01});
+        moe->to(at::kDouble);
+      });
+      auto engine = initialize(moe, json_on(world), ranks,
+                               {.settings = {{"zero.expert_stage", "1"}}});
+      engine.load_checkpoint(made.path());
+      const int64_t micro = engine.train_micro_batch_size_per_gpu();
+      while (engine.global_steps() < last) {
+        const at::Tensor batch = input_of(engine.global_steps());
+        for (int64_t m = 0; m < 2; ++m) {
+          const at::Tensor x =
+              batch.narrow(0, (2 * ranks.rank() + m) * micro, micro);
+          engine.backward(engine.forward(x).output.square().mean());
+          engine.step();
+        }
+      }
+      engine.save_checkpoint(made.path());
+      const at::NoGradGuard no_grad;
+      const at::Tensor output = engine.forward(input_of(9)).output;
+      if (ranks.rank() == 0) {
+        result = {moe->named_buffers()["score_bias"].clone(), output.clone()};
+      }
+    });
+    return result;
+  };
+  const Result wanted = run(/*world=*/1, /*last=*/5);
+  EXPECT_GT(wanted.bias.abs().max().item<double>(), 0.009);
+  std::filesystem::remove_all(made.path());
+  run(/*world=*/2, /*last=*/2);
+  const Result found = run(/*world=*/1, /*last=*/5);
+  EXPECT_TRUE(at::equal(found.bias, wanted.bias)) << found.bias << wanted.bias;
+  EXPECT_TRUE(at::allclose(found.output, wanted.output, 1e-10, 1e-12));
+}
+
 // Worked by hand: 32 experts of Linear(2048, 2048) with ep 8, batches of 64.
 TEST(Initialize, LaysOutTheSecondExample) {
   const std::string json = R"({"train_batch_size": 64,
@@ -360,6 +425,15 @@ TEST(Initialize, LaysOutTheSecondExample) {
   EXPECT_THAT(refused(R"({"train_batch_size": 4, "moe": {"enabled": true,
                 "num_experts": 4, "k": 1, "expert_parallel_size": 1}})"),
               HasSubstr("the module has no tessera::MoE"));
+  on_ranks(1, [](auto& ranks, auto net) {
+    try {
+      initialize(net, json_of(1, 1), ranks,
+                 {.settings = {{"zero.expert_stage", "2"}}});
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_THAT(message_of(error), HasSubstr("zero.expert_stage is 2, but"));
+    }
+  });
 }
 
 TEST(Initialize, RefusesWhatAModuleHasNot) {

@@ -24,6 +24,7 @@
 #include "tessera/optim/gradient_norm.h"
 #include "tessera/optim/loss_scale.h"
 #include "tessera/optim/schedule.h"
+#include "tessera/wrappers/moe.h"
 
 namespace tessera {
 
@@ -48,6 +49,7 @@ FullyShardOptions options_of(const torch::nn::Module& module,
   const engine::RunConfig& config = settings.config;
   FullyShardOptions found{
       .zero_stage = config.zero.stage,
+      .expert_stage = config.zero.expert_stage,
       .units = options.units,
       .reshard_after_forward = config.zero.reshard_after_forward,
       .prefetch = config.zero.prefetch,
@@ -153,8 +155,10 @@ void ModuleEngine::Impl::update() {
     const optim::GradientScaling scaling{rule().clip_norm,
                                          rule().normalize_grad};
     updates.step(lr(), scaling.of(norm) / scale);
+    balance_experts(module);
   } else {
     ++skipped_steps;
+    forget_loads(module);
   }
   for (const auto& segment : segments) {
     segment.parameter.mutable_grad() = at::Tensor();

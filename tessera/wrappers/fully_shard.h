@@ -102,6 +102,7 @@ class DeferredInit;
 
 struct FullyShardOptions {
   int64_t zero_stage = 3;
+  int64_t expert_stage = -1;  // of experts (moe.h); -1: as zero_stage
   // Globs of names of child modules, in which nothing stands for a dot:
   // "blocks.*" are the blocks alone. None: as above.
   std::vector<std::string> units = {};

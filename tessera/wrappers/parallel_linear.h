@@ -83,9 +83,10 @@ namespace wrappers {
 class ParallelLinearImpl : public torch::nn::Module {
  public:
   at::Tensor forward(const at::Tensor& x);
-  void to(torch::Device device, torch::Dtype dtype, bool non_blocking) override;
-  void to(torch::Dtype dtype, bool non_blocking) override;
-  void to(torch::Device device, bool non_blocking) override;
+  void to(torch::Device device, torch::Dtype dtype,
+          bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Device device, bool non_blocking = false) override;
   at::Tensor weight, bias;
 
  protected:

@@ -4,6 +4,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "tessera/wrappers/detail/module_units.h"
 #include "tessera/wrappers/detail/same_parameters.h"
 #include "tessera/wrappers/detail/shares.h"
+#include "tessera/wrappers/moe.h"
 
 namespace tessera {
 
@@ -42,12 +44,63 @@ std::vector<bool> named_here(Module& module, const mesh::DeviceMesh& mesh,
   return here;
 }
 
+// By name: experts of which ranks along tp have different ones.
+std::vector<std::string> experts_apart(const Module& module,
+                                       const mesh::DeviceMesh& mesh,
+                                       int64_t rank) {
+  std::vector<std::string> found;
+  const bool cuts_experts =
+      mesh.degree(mesh::Axis::kEtp) == mesh.degree(mesh::Axis::kTp);
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    const auto* here =
+        dynamic_cast<const wrappers::LocalExperts*>(item.value().get());
+    if (!here) continue;
+    here->check("parallelize", item.key(), mesh, rank);
+    if (here->ranks() > 1 && !cuts_experts) found.push_back(item.key());
+  }
+  return found;
+}
+
+bool is_within(const std::string& name, const std::string& outer) {
+  return name == outer || outer.empty() || name.starts_with(outer + ".");
+}
+
+// What every rank along tp has alike, but for what a plan cuts.
+std::vector<at::Tensor> common_values(const Module& module,
+                                      const std::vector<std::string>& apart) {
+  std::vector<at::Tensor> values;
+  for (const auto& item : module.named_parameters()) {
+    if (std::ranges::none_of(apart, [&](const std::string& experts) {
+          return is_within(item.key(), experts);
+        })) {
+      values.push_back(item.value());
+    }
+  }
+  const auto buffers = module.buffers();
+  values.insert(values.end(), buffers.begin(), buffers.end());
+  return values;
+}
+
+void refuse_experts_apart(const std::string& name,
+                          const std::vector<std::string>& apart) {
+  for (const std::string& experts : apart) {
+    TS_CHECK_CONFIG(!is_within(name, experts) && !is_within(experts, name),
+                    "parallelize: \"", name,
+                    "\" is cut, but on this mesh an "
+                    "expert of \"",
+                    experts,
+                    "\" is whole on its rank. Set etp to tp, or leave it out "
+                    "of the plan.");
+  }
+}
+
 }  // namespace
 
 struct Parallelized::Impl : wrappers::Substitute {
   // `named_here`: by line, whether it names anything in this module.
   Impl(Module& module, comm::Group& along_tp, const ParallelPlan& plan,
-       const std::vector<bool>& named_here);
+       const std::vector<bool>& named_here,
+       const std::vector<std::string>& experts_apart);
 
   void add(const std::string& name, Module& module, const ParallelStyle& style);
   void cut(const std::string& name, at::Tensor& parameter, int64_t dim,
@@ -74,12 +127,11 @@ struct Parallelized::Impl : wrappers::Substitute {
 
 Parallelized::Impl::Impl(Module& module, comm::Group& along_tp,
                          const ParallelPlan& plan,
-                         const std::vector<bool>& named_here)
+                         const std::vector<bool>& named_here,
+                         const std::vector<std::string>& experts_apart)
     : tp(along_tp), parameters(*this) {
-  std::vector<at::Tensor> values = module.parameters();
-  const auto buffers = module.buffers();
-  values.insert(values.end(), buffers.begin(), buffers.end());
-  wrappers::broadcast_all(values, tp, /*root=*/0);
+  wrappers::broadcast_all(common_values(module, experts_apart), tp,
+                          /*root=*/0);
   std::map<std::string, size_t> line_of;
   for (size_t line = 0; line < plan.size(); ++line) {
     check(plan[line].style);
@@ -91,6 +143,7 @@ Parallelized::Impl::Impl(Module& module, comm::Group& along_tp,
                       "\" is named by two lines of the plan: \"",
                       plan[found->second].modules, "\" and \"",
                       plan[line].modules, "\".");
+      refuse_experts_apart(name, experts_apart);
       add(name, *child, plan[line].style);
     }
   }
@@ -247,7 +300,8 @@ Parallelized::Parallelized(Module& module, const mesh::DeviceMesh& mesh,
   comm::Group& tp =
       *ranks.make_group(mesh.peers(ranks.rank(), {mesh::Axis::kTp}), "tp");
   impl_ = std::make_unique<Impl>(module, tp, plan,
-                                 named_here(module, mesh, ranks, plan));
+                                 named_here(module, mesh, ranks, plan),
+                                 experts_apart(module, mesh, ranks.rank()));
 }
 
 Parallelized::~Parallelized() = default;

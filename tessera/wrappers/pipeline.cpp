@@ -17,7 +17,9 @@
 #include "tessera/program/passes/pass.h"
 #include "tessera/program/schedules/schedule.h"
 #include "tessera/wrappers/detail/heard_memory.h"
+#include "tessera/wrappers/detail/same_parameters.h"
 #include "tessera/wrappers/detail/stage_actor.h"
+#include "tessera/wrappers/moe.h"
 
 namespace tessera {
 
@@ -107,8 +109,14 @@ bool is_sharded(const PipelineStage& stage) {
 }
 
 void check_sharded(const std::vector<PipelineStage>& stages,
-                   const ScheduleOptions& options) {
-  if (std::ranges::none_of(stages, is_sharded)) return;
+                   const ScheduleOptions& options, const comm::Group& ranks) {
+  if (std::ranges::none_of(stages, is_sharded)) {
+    for (const PipelineStage& stage : stages) {
+      wrappers::require_no_parts(stage.module(),
+                                 options.replicas ? *options.replicas : ranks);
+    }
+    return;
+  }
   TS_CHECK_CONFIG(std::ranges::all_of(stages, is_sharded),
                   "pipeline: some stages of this rank are sharded and some are "
                   "not. Give all of them to fully_shard(), with zero_stage 0 "
@@ -148,7 +156,7 @@ program::Pipeline agreed_pipeline(const std::vector<PipelineStage>& stages,
         const auto schedule = schedule_of(options.schedule);
         check_shape(schedule, shape);
         pipeline = schedules::pipeline_of(schedule, shape);
-        check_sharded(stages, options);
+        check_sharded(stages, options, ranks);
         check_places(stages, pipeline, ranks.rank());
       }));
   TS_CHECK_CONFIG(complaint.empty(), complaint);
@@ -182,8 +190,16 @@ program::Units units_of(const program::Pipeline& pipeline, int64_t rank) {
   return units;
 }
 
-// Parts along tp count each on its rank, what is whole there once.
+// Parts along tp, and experts, count each on its rank, what is whole once.
 void require_uncut(const PipelineStage& stage) {
+  for (const auto& item : stage.module().named_modules()) {
+    const auto* moe = item.value()->as<MoEImpl>();
+    TS_CHECK_CONFIG(!moe || moe->peers().size() == 1,
+                    "pipeline: clip_grad_norm() of the MoE ", item.key(),
+                    ", whose experts lie on ", moe ? moe->peers().size() : 0,
+                    " ranks. Give the stage to fully_shard(), with zero_stage "
+                    "0 or more, which counts each once.");
+  }
   for (const auto& item : stage.module().named_parameters()) {
     TS_CHECK_CONFIG(!wrappers::known_share(item.value()),
                     "pipeline: clip_grad_norm() of ", item.key(),

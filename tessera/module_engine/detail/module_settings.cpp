@@ -24,9 +24,6 @@ struct Idle {
 constexpr std::array kIdle = {
     Idle{"batch.uneven", "each rank's loop takes what samples it takes"},
     Idle{"zero.bucket_mb", "the gradients of a unit are reduced as one"},
-    Idle{"zero.expert_stage", "its experts are sharded as all else"},
-    Idle{"zero.expert_shard",
-         "its experts are sharded over all ranks that hold them"},
     Idle{"precision.products", "the module's code says what it multiplies"},
     Idle{"recompute.mode", "the module's code says what it computes again"},
     Idle{"monitor.every", "the loop is the user's, who prints what he likes"},
@@ -83,7 +80,9 @@ std::vector<std::string> warnings_of(const engine::DeepSpeed& file,
     found.push_back(origins.at(name) +
                     " has no effect on a module of one's own: " + why + ".");
   }
-  for (const auto& idle : engine::without_effect(config, origins)) {
+  Provenance of_models = origins;
+  of_models.erase("zero.expert_stage");  // check_experts() knows the module
+  for (const auto& idle : engine::without_effect(config, of_models)) {
     found.push_back("initialize: " + idle + ".");
   }
   for (const auto& [key, value] : options.settings) {
@@ -108,6 +107,7 @@ void settle(engine::DeepSpeed& file, int64_t world_size, Provenance& origins,
   // As DeepSpeed, which shards the masters without being asked.
   if (c10::isReducedFloatingType(config.precision.compute_dtype())) {
     config.zero.stage = std::max<int64_t>(1, config.zero.stage);
+    if (config.zero.expert_stage == 0) config.zero.expert_stage = 1;
   }
   found.mesh = engine::mesh_of(config, world_size);
   file.apply_batch(config, world_size, origins);
@@ -167,6 +167,10 @@ void check_experts(const torch::nn::Module& module,
         " experts and k ", moe->k(), ", but moe.num_experts is ",
         wanted.experts, " and moe.k ", wanted.top_k, ". Give both the same.");
   }
+  TS_CHECK_CONFIG(has_some || settings.config.zero.expert_stage < 0,
+                  "initialize: zero.expert_stage is ",
+                  settings.config.zero.expert_stage,
+                  ", but the module has no tessera::MoE. Leave it out.");
   TS_CHECK_CONFIG(has_some || !settings.has_experts,
                   "initialize: moe is enabled, but the module has no "
                   "tessera::MoE. Build one on mesh_of() the file, or leave moe "

@@ -28,6 +28,11 @@ void check(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
   TS_CHECK_CONFIG(options.zero_stage >= 0 && options.zero_stage <= 3,
                   "fully_shard: zero_stage is ", options.zero_stage,
                   "; 1, 2 and 3 shard, 0 does not.");
+  TS_CHECK_CONFIG(options.expert_stage >= -1 && options.expert_stage <= 3,
+                  "fully_shard: expert_stage is ", options.expert_stage,
+                  "; 1, 2 and 3 shard, 0 does not, -1 is zero_stage.");
+  const int64_t of_experts =
+      options.expert_stage < 0 ? options.zero_stage : options.expert_stage;
   const auto is_floating = [](std::optional<at::ScalarType> type) {
     return !type || at::isFloatingType(*type);
   };
@@ -35,10 +40,11 @@ void check(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
       is_floating(options.compute_dtype) && is_floating(options.reduce_dtype),
       "fully_shard: compute_dtype and reduce_dtype are types of "
       "floating-point numbers.");
-  TS_CHECK_CONFIG(options.zero_stage > 0 || !options.compute_dtype,
-                  "fully_shard: compute_dtype with zero_stage 0, in which no "
-                  "rank has masters beside what it computes with. Use "
-                  "zero_stage 1.");
+  TS_CHECK_CONFIG(
+      std::min(options.zero_stage, of_experts) > 0 || !options.compute_dtype,
+      "fully_shard: compute_dtype with zero_stage 0, or expert_stage "
+      "0, in which no rank has masters beside what it computes "
+      "with. Use 1.");
   TS_CHECK_CONFIG(mesh.world_size() == ranks.world_size(),
                   "fully_shard: the mesh is of ", mesh.world_size(), " ranks (",
                   mesh.describe(), "), the communicator of ",
@@ -53,6 +59,12 @@ void check(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
       options.zero_stage == 0 || data == 1 || mesh.degree(Axis::kDpShard) > 1,
       "fully_shard: dp_shard is 1: nothing is shared out. Give ranks to "
       "dp_shard, or set zero_stage 0.");
+  TS_CHECK_CONFIG(of_experts == 0 || data == 1 ||
+                      mesh.degree(Axis::kDpShard) > 1 ||
+                      mesh.degree(Axis::kEp) > 1,
+                  "fully_shard: dp_shard and ep are 1: nothing of experts is "
+                  "shared out. Give ranks to one of them, or set expert_stage "
+                  "0.");
   for (const auto& item : module.named_modules()) {
     const auto* each = item.value().get();
     TS_CHECK_CONFIG(
@@ -111,26 +123,21 @@ ModuleShards::ModuleShards(torch::nn::Module& module,
                            const FullyShardOptions& options)
     : modules_(module) {
   check(module, mesh, ranks, options);
-  find_experts(module, mesh);
+  find_experts(module, mesh, ranks.rank());
   const auto units = units_of(module, options.units);
   lay_out(module, units, mesh, ranks, data, options);
   put_shards(module);
 }
 
 void ModuleShards::find_experts(torch::nn::Module& module,
-                                const mesh::DeviceMesh& mesh) {
+                                const mesh::DeviceMesh& mesh, int64_t rank) {
   for (const auto& item : module.named_modules()) {
     const auto* here = dynamic_cast<const LocalExperts*>(item.value().get());
     if (!here) continue;
-    TS_CHECK_CONFIG(here->ranks() == mesh.degree(Axis::kEp), "fully_shard: \"",
-                    item.key(), "\" has its experts on ", here->ranks(),
-                    " ranks, but ep of the mesh is ", mesh.degree(Axis::kEp),
-                    ". Give both the same mesh.");
+    here->check("fully_shard", item.key(), mesh, rank);
     TS_CHECK_CONFIG(here->buffers().empty(), "fully_shard: the experts of \"",
                     item.key(), "\" have buffers, which ranks do not share.");
-    if (here->ranks() > 1) {
-      experts_[item.key()] = {here->ranks(), here->first()};
-    }
+    experts_[item.key()] = {here->ranks(), here->first()};
   }
 }
 
@@ -146,9 +153,19 @@ std::string ModuleShards::global_name(const std::string& name) const {
 }
 
 bool ModuleShards::is_of_expert(const std::string& name) const {
-  return std::ranges::any_of(experts_, [&](const auto& each) {
-    return name.starts_with(each.first + ".");
-  });
+  return has_experts() && std::ranges::any_of(experts_, [&](const auto& each) {
+           return name.starts_with(each.first + ".");
+         });
+}
+
+int64_t ModuleShards::stage_of(const ModuleUnit& unit,
+                               const FullyShardOptions& options) const {
+  const bool is_of_experts =
+      std::ranges::any_of(experts_, [&](const auto& each) {
+        return (unit.name + ".").starts_with(each.first + ".");
+      });
+  return is_of_experts && options.expert_stage >= 0 ? options.expert_stage
+                                                    : options.zero_stage;
 }
 
 // Sets its layout: a scalar is a row of one, ranks along tp may have parts of
@@ -169,13 +186,20 @@ void ModuleShards::describe(const nn::Parameter& parameter,
     shape[share->dim] *= std::ssize(share->ranks);
   }
   mesh::Layout layout(shape);
-  if (share) {
-    layout = layout.with(Axis::kTp, mesh::Placement::shard(share->dim));
-  } else if (is_of_expert(parameter.name)) {
-    std::vector<int64_t> stacked = {experts_.begin()->second.ranks};
+  if (is_of_expert(parameter.name)) {
+    std::vector<int64_t> stacked = {num_expert_ranks()};
     stacked.insert(stacked.end(), shape.begin(), shape.end());
     layout = mesh::Layout(stacked, mesh::View::kExperts)
                  .with(Axis::kEp, mesh::Placement::shard(0));
+    if (share) {
+      TS_CHECK_CONFIG(mesh.degree(Axis::kEtp) == mesh.degree(Axis::kTp),
+                      "fully_shard: ", parameter.name,
+                      " is cut along tp, but on ", mesh.describe(),
+                      " an expert is whole on its rank. Set etp to tp.");
+      layout = layout.with(Axis::kEtp, mesh::Placement::shard(share->dim + 1));
+    }
+  } else if (share) {
+    layout = layout.with(Axis::kTp, mesh::Placement::shard(share->dim));
   }
   if (mesh.degree(Axis::kPp) > 1) {
     layout = layout.on_stages({mesh.coord_of(rank)[Axis::kPp]});
@@ -191,12 +215,12 @@ void ModuleShards::lay_out(torch::nn::Module& module,
                            comm::Communicator& ranks, comm::Group& data,
                            const FullyShardOptions& options) {
   const at::NoGradGuard no_grad;
-  const int64_t stage = options.zero_stage;
   std::vector<nn::Parameter> parameters;
   std::vector<std::pair<at::Tensor, CarriedSubstitute>> substitutes;
   // Those whose shape is not that of their layouts.
   std::vector<std::pair<at::Tensor, std::vector<int64_t>>> reshaped;
   for (const auto& unit : units) {
+    const int64_t stage = stage_of(unit, options);
     for (const auto& parameter : unit.parameters) {
       const at::Tensor& tensor = parameter.tensor;
       describe(parameter, mesh, ranks.rank(), stage);
@@ -212,6 +236,7 @@ void ModuleShards::lay_out(torch::nn::Module& module,
 
   std::vector<std::vector<parallel::data::Bundle>> bundles;
   for (const auto& unit : units) {
+    const int64_t stage = stage_of(unit, options);
     bundles.push_back(
         parallel::data::bundles_of(unit.parameters, mesh, ranks.rank(), stage));
     const bool empty = unit.parameters.empty();

@@ -78,13 +78,20 @@ class ModuleShards {
   bool are_in_place() const;
   // Whether the i-th that is trained counts on this rank in a norm.
   bool counts(size_t trained, const mesh::Coord& coord) const;
-  bool has_experts() const { return !experts_.empty(); }
+  bool has_experts() const { return num_expert_ranks() > 1; }
 
  private:
   // Of a parameter: with its expert's number among all, where it is of one.
   std::string global_name(const std::string& name) const;
-  void find_experts(torch::nn::Module& module, const mesh::DeviceMesh& mesh);
+  void find_experts(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
+                    int64_t rank);
+  int64_t stage_of(const ModuleUnit& unit,
+                   const FullyShardOptions& options) const;
+  // Of experts that lie on several ranks, as all do then.
   bool is_of_expert(const std::string& name) const;
+  int64_t num_expert_ranks() const {
+    return experts_.empty() ? 1 : experts_.begin()->second.ranks;
+  }
   void describe(const nn::Parameter& parameter, const mesh::DeviceMesh& mesh,
                 int64_t rank, int64_t stage) const;
   void lay_out(torch::nn::Module& module, const std::vector<ModuleUnit>& units,
@@ -96,8 +103,8 @@ class ModuleShards {
   std::vector<std::string> names_;
   std::vector<program::Unit> owners_;
   MemoryFacts memory_;
-  // By name of a module of LocalExperts on several ranks: their number, and
-  // that of the first expert here.
+  // By name of a module of LocalExperts: their ranks, as many of each, and the
+  // number of the first expert here.
   struct ExpertPlace {
     int64_t ranks = 1, first = 0;
   };

@@ -42,6 +42,10 @@ void require_no_parts(torch::nn::Module& module, const comm::Group& group) {
                     "data parallel: ranks of the group have other experts of "
                     "the MoE \"",
                     item.key(), "\".", kWayOut);
+    TS_CHECK_CONFIG(!moe || !moe->is_split_along_tp(),
+                    "data parallel: ranks along tp, beyond the group, have "
+                    "other tokens of the experts of the MoE \"",
+                    item.key(), "\".", kWayOut);
   }
   for (const auto& item : module.named_parameters()) {
     const auto share = known_share(item.value());
