@@ -66,7 +66,8 @@ int64_t MemoryFloor::states_of(const Layout& layout) const {
          layout.pp;
 }
 
-// Every stage has a block, and goes back through it.
+// Stages between the first and the last have a block at least, and of few one
+// has; they go back through it.
 int64_t MemoryFloor::whole_block_of(const Layout& layout) const {
   const auto whole = [&](const Part& part, int64_t stage, Places places) {
     if (places.sharded == places.whole) return int64_t{0};  // it always is
@@ -83,20 +84,20 @@ int64_t MemoryFloor::whole_block_of(const Layout& layout) const {
                  whole(block.experts, stage_of_experts(layout),
                        places_of_experts(layout))));
   }
-  return model_.blocks.empty() ? 0 : least;
+  return least * std::max<int64_t>(1, layout.pp - 2) / layout.pp;
 }
 
-// Of micro-batches that are under way: in stage s of p min(p - s, m) at least;
-// what stages have beyond a block each does least in the last, which has one.
+// Of micro-batches that are under way: in stage s of p min(p - s, m) at least.
+// Where a cut leaves no block to the first stage, and to the others one each,
+// the last one, with the rest, keeps the fewest: of one micro-batch.
 int64_t MemoryFloor::inputs_of(const Layout& layout) const {
   if (!keeps_inputs_) return 0;
   const int64_t data = world_size_ / (layout.pp * layout.tp * layout.cp);
   const int64_t batches = samples_ / (data * layout.micro);
-  const auto blocks = static_cast<int64_t>(model_.blocks.size());
-  int64_t kept = blocks - layout.pp;
-  for (int64_t stage = 0; stage < layout.pp; ++stage) {
-    const bool is_known = !layout.schedule.empty();
-    kept += is_known ? std::min(layout.pp - stage, batches) : 1;
+  auto kept = static_cast<int64_t>(model_.blocks.size());
+  const bool is_known = !layout.schedule.empty();
+  for (int64_t stage = 1; stage < layout.pp - 1 && is_known; ++stage) {
+    kept += std::min(layout.pp - stage, batches) - 1;
   }
   return kept * layout.micro * sample_ / (layout.cp * layout.tp * layout.pp);
 }
