@@ -194,7 +194,7 @@ void add(const program::UnitFacts& unit, WholeModel::Parts& to) {
     const bool is_of_experts = each.data_axis == mesh::Axis::kExpertDp;
     WholeModel::Part& part = is_of_experts ? to.experts : to.others;
     part.elements += each.elements;
-    part.trained += each.optimizer_bytes > 0 ? each.elements : 0;
+    part.trained += each.gradient_bytes > 0 ? each.elements : 0;
     part.parameter_bytes += each.parameter_bytes;
     part.optimizer_bytes += each.optimizer_bytes;
   }

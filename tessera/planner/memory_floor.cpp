@@ -26,7 +26,7 @@ MemoryFloor::MemoryFloor(const engine::RunConfig& base,
       in_files_(completed.zero.offloads()),
       cuts_experts_(base.mesh.etp > 1),
       keeps_inputs_(keeps_inputs(base.recompute.mode)),
-      expert_stage_(base.zero.expert_stage),
+      zero_(base.zero),
       world_size_(world_size),
       samples_(base.batch.global),
       sample_(weight_ * base.model.hidden * base.data.seq_len) {}
@@ -36,11 +36,15 @@ int64_t MemoryFloor::of(const Layout& layout) const {
   return states_of(layout) + whole_block_of(layout) + inputs_of(layout);
 }
 
+int64_t MemoryFloor::data_ranks(const Layout& layout) const {
+  return world_size_ / (layout.pp * layout.tp * layout.cp);
+}
+
 // Along cp there are copies, and along dp_replicate.
 MemoryFloor::Places MemoryFloor::places_of(const Layout& layout) const {
-  const int64_t data = world_size_ / (layout.pp * layout.tp * layout.cp);
-  return {layout.tp,
-          layout.tp * (layout.dp_shard > 0 ? layout.dp_shard : data)};
+  const int64_t shards =
+      layout.dp_shard > 0 ? layout.dp_shard : data_ranks(layout);
+  return {layout.tp, layout.tp * shards};
 }
 
 MemoryFloor::Places MemoryFloor::places_of_experts(const Layout& layout) const {
@@ -48,7 +52,9 @@ MemoryFloor::Places MemoryFloor::places_of_experts(const Layout& layout) const {
 }
 
 int64_t MemoryFloor::stage_of_experts(const Layout& layout) const {
-  return expert_stage_ < 0 ? layout.zero_stage : expert_stage_;
+  auto zero = zero_;
+  zero.stage = layout.zero_stage;
+  return zero.stage_of_experts();
 }
 
 // Weights are whole below stage 3, gradients below stage 2.
@@ -69,10 +75,13 @@ int64_t MemoryFloor::states_of(const Layout& layout) const {
 // Stages between the first and the last have a block at least, and of few one
 // has; they go back through it.
 int64_t MemoryFloor::whole_block_of(const Layout& layout) const {
+  // How much is shared out, the user has said.
+  if (layout.dp_shard == 0 || zero_.expert_shard != "all") return 0;
+  // Weights and gradients need not be whole at once (zero-bubble schedules).
   const auto whole = [&](const Part& part, int64_t stage, Places places) {
     if (places.sharded == places.whole) return int64_t{0};  // it always is
-    return ((stage == 3 ? part.elements * weight_ : 0) +
-            (stage >= 2 ? part.trained * gradient_ : 0)) /
+    return std::max(stage == 3 ? part.elements * weight_ : 0,
+                    stage >= 2 ? part.trained * gradient_ : 0) /
            places.whole;
   };
   int64_t least = std::numeric_limits<int64_t>::max();
@@ -92,8 +101,7 @@ int64_t MemoryFloor::whole_block_of(const Layout& layout) const {
 // the last one, with the rest, keeps the fewest: of one micro-batch.
 int64_t MemoryFloor::inputs_of(const Layout& layout) const {
   if (!keeps_inputs_) return 0;
-  const int64_t data = world_size_ / (layout.pp * layout.tp * layout.cp);
-  const int64_t batches = samples_ / (data * layout.micro);
+  const int64_t batches = samples_ / (data_ranks(layout) * layout.micro);
   auto kept = static_cast<int64_t>(model_.blocks.size());
   const bool is_known = !layout.schedule.empty();
   for (int64_t stage = 1; stage < layout.pp - 1 && is_known; ++stage) {

@@ -32,6 +32,7 @@ class MemoryFloor {
   struct Places {
     int64_t whole = 1, sharded = 1;
   };
+  int64_t data_ranks(const Layout& layout) const;
   Places places_of(const Layout& layout) const;
   Places places_of_experts(const Layout& layout) const;
   int64_t stage_of_experts(const Layout& layout) const;
@@ -42,7 +43,8 @@ class MemoryFloor {
   engine::WholeModel model_;
   int64_t weight_, gradient_;  // of an element
   bool in_files_, cuts_experts_, keeps_inputs_;
-  int64_t expert_stage_, world_size_, samples_;
+  parallel::data::ZeroConfig zero_;
+  int64_t world_size_, samples_;
   int64_t sample_;  // of its tokens, between two blocks
 };
 

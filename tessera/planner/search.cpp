@@ -46,11 +46,10 @@ std::vector<std::pair<std::string, std::string>> values_of(
 // What came of a layout.
 struct Tried {
   std::optional<Plan> plan;
-  std::string refusal;      // by a rule of the configuration
-  double bound = 0;         // by which its last form was ruled out
-  RunConfig config;         // of its last form
-  int64_t bytes = 0;        // of that; 0: it was not looked at
-  bool is_laid_out = true;  // else it needs as many at least
+  std::string refusal;  // by a rule of the configuration
+  double bound = 0;     // by which its last form was ruled out
+  RunConfig config;     // of its last form
+  int64_t bytes = 0;    // of that; 0: it was not looked at
 };
 
 class Searching {
@@ -96,6 +95,28 @@ class Searching {
     }
   }
 
+  // By its floor. What has no mesh is left to those who say why.
+  bool is_above_memory(const Layout& layout) {
+    const int64_t least = floor_ ? floor_->of(layout) : 0;
+    if (least <= cluster_.memory_bytes()) return false;
+    const RunConfig config = layout.of(base_, is_set_);
+    const auto mesh = words_of_mesh(config);
+    if (mesh.empty()) return false;
+    ++found_.too_large;
+    note(config, [&](Outcome& outcome) { ++outcome.too_large; });
+    nearest_floor_.lower(least, mesh);
+    return true;
+  }
+
+  // "": it has none.
+  std::string words_of_mesh(const RunConfig& config) const {
+    try {
+      return mesh_of(config, options_.world_size).describe();
+    } catch (const Error&) {
+      return "";
+    }
+  }
+
   // Completes it; why no run can be so, or "".
   std::string refusal_of(RunConfig& config) const {
     try {
@@ -116,13 +137,7 @@ class Searching {
            [&](Outcome& outcome) { lower(outcome.bound_s, layout.bound); });
       return true;
     }
-    if (const int64_t least = floor_ ? floor_->of(layout) : 0;
-        least > cluster_.memory_bytes()) {
-      take({.config = layout.of(base_, is_set_),
-            .bytes = least,
-            .is_laid_out = false});
-      return true;
-    }
+    if (is_above_memory(layout)) return true;
     // Nothing is said of what fits before all was looked at.
     if (laid_out_ >= options_.most && !found_.plans.empty()) {
       ++found_.left;
@@ -199,15 +214,10 @@ class Searching {
     } else if (result.bytes > 0) {
       ++found_.too_large;
       note(result.config, [&](Outcome& outcome) {
+        ++outcome.too_large;
         lower(outcome.least_bytes, result.bytes);
-        if (outcome.least_bytes == result.bytes) {
-          outcome.is_laid_out = result.is_laid_out;
-        }
       });
-      if (nearest_bytes_ == 0 || result.bytes < nearest_bytes_) {
-        nearest_bytes_ = result.bytes;
-        nearest_ = mesh_of(result.config, options_.world_size).describe();
-      }
+      nearest_.lower(result.bytes, words_of_mesh(result.config));
     } else {
       ++found_.refused;
       if (refusal_.empty()) refusal_ = result.refusal;
@@ -286,13 +296,14 @@ class Searching {
                     "all together the ranks. Use another --world or "
                     "batch.global, or set fewer keys.");
     TS_CHECK_CONFIG(
-        nearest_bytes_ > 0, "plan: each of the ", found_.layouts,
+        found_.too_large > 0, "plan: each of the ", found_.layouts,
         " layouts of ", options_.world_size,
         " ranks is refused by a rule of the configuration, the first one by: ",
         refusal_);
+    const Nearest& nearest = nearest_.bytes > 0 ? nearest_ : nearest_floor_;
     TS_CHECK_CONFIG(false, "plan: no layout of ", options_.world_size,
                     " ranks fits: the fullest rank would hold ",
-                    bytes_text(nearest_bytes_), " at least (", nearest_,
+                    bytes_text(nearest.bytes), " at least (", nearest.mesh,
                     "), and device.memory_gib is ", cluster_.device.memory_gib,
                     ". Use more devices (--world), a smaller batch.global or "
                     "data.seq_len, or a device with more memory.");
@@ -307,8 +318,16 @@ class Searching {
   int64_t laid_out_ = 0;
   std::optional<MemoryFloor> floor_;  // none: no layout can be run
   std::string refusal_;               // the first
-  int64_t nearest_bytes_ = 0;
-  std::string nearest_;
+  // Of what does not fit: what needs least, and on which mesh.
+  struct Nearest {
+    int64_t bytes = 0;
+    std::string mesh;
+
+    void lower(int64_t to, const std::string& on) {
+      if (bytes == 0 || to < bytes) *this = {to, on};
+    }
+  };
+  Nearest nearest_, nearest_floor_;  // that was laid out, by its floor
 };
 
 // Numbers by their size, words behind them.
@@ -337,7 +356,7 @@ std::string others_text(const std::map<std::string, Outcome>& outcomes,
       times.push_back(value + ": at least " + fixed(outcome.bound_s / best, 2));
     } else {
       too_large.push_back(
-          outcome.is_laid_out
+          outcome.least_bytes > 0
               ? c10::str(value, " (", bytes_text(outcome.least_bytes), ")")
               : value);
     }

@@ -42,10 +42,8 @@ struct Plan {
 struct Outcome {
   double best_s = 0;   // of those that were simulated; 0: none
   double bound_s = 0;  // the least bound of those that were ruled out
-  // Of those that do not fit, which need no less; 0: none. And whether the one
-  // that needs least was laid out, which needs so much.
-  int64_t least_bytes = 0;
-  bool is_laid_out = false;
+  int64_t too_large = 0;
+  int64_t least_bytes = 0;  // of these, where any was laid out
 };
 // By key and value, as flags have them: outcomes["mesh.tp"]["8"].
 using Outcomes = std::map<std::string, std::map<std::string, Outcome>>;

@@ -128,6 +128,75 @@ TEST_P(EachModelTest, NothingIsFasterThanItsBoundAndTheFastestIsFound) {
   EXPECT_LT(found.simulated, layouts - refused);
 }
 
+// Whatever the user has set.
+TEST(Search, NoFloorIsAboveWhatIsHeld) {
+  struct Case {
+    std::string name;
+    engine::RunConfig config;
+    std::vector<std::string> set = {};
+  };
+  std::vector<Case> cases = {
+      {"few micro-batches", run()},
+      {"replicas", run(), {"mesh.dp_replicate"}},
+      {"an optimizer with less", run()},
+      {"an optimizer with nothing", run()},
+      {"experts by replica",
+       run(/*has_experts=*/true),
+       {"mesh.dp_replicate", "mesh.dp_shard"}},
+      {"experts over tp", run(/*has_experts=*/true), {"mesh.etp"}}};
+  cases[0].config.batch.global = 2;
+  cases[0].config.model.layers = 2;
+  cases[1].config.mesh.dp_replicate = 2;
+  cases[2].config.optimizer.type = "lion";
+  cases[3].config.optimizer.type = "sgd";
+  cases[4].config.mesh.dp_replicate = cases[4].config.mesh.dp_shard = 2;
+  cases[4].config.zero.expert_shard = "dp_shard";
+  cases[5].config.mesh.etp = 2;
+  for (const auto& [name, config, set] : cases) {
+    SCOPED_TRACE(name);
+    const IsSet is_set = [&](const std::string& key) {
+      return std::ranges::count(set, key) > 0;
+    };
+    int64_t layouts = 0;
+    for (const Layout& layout :
+         layouts_of(config, small_cluster(), kWorld, is_set)) {
+      for (const char* mode : {"none", "block"}) {
+        engine::RunConfig completed = layout.of(config, is_set);
+        completed.recompute.mode = mode;
+        try {
+          complete(completed, kWorld);
+        } catch (const Error&) {
+          break;
+        }
+        ++layouts;
+        EXPECT_LE(MemoryFloor(config, completed, kWorld).of(layout),
+                  engine::memory_plan(completed).total())
+            << mesh_of(completed, kWorld).describe() << " zero "
+            << layout.zero_stage << " micro " << layout.micro << " "
+            << layout.schedule << " " << mode;
+      }
+    }
+    EXPECT_GT(layouts, 3);
+  }
+}
+
+// Ways to lay out that have no mesh are for a rule to refuse.
+TEST(Search, WhatHasNoMeshWithWhatIsSetIsRefused) {
+  Cluster cluster = small_cluster();
+  cluster.device.memory_gib = 1e-5;
+  auto config = run();
+  config.mesh.dp = 2;
+  const IsSet is_set = [](const std::string& key) { return key == "mesh.dp"; };
+  try {
+    search(config, cluster, {.world_size = kWorld}, is_set);
+    ADD_FAILURE() << "something fits";
+  } catch (const Error& error) {
+    EXPECT_NE(message_of(error).find("no layout of 4 ranks fits"),
+              std::string::npos)
+        << message_of(error);
+  }
+}
+
 // However little there is: no floor of memory rules out what fits.
 TEST_P(EachModelTest, TheFastestThatFitsIsFoundOnAnyMemory) {
   Cluster cluster = small_cluster();
