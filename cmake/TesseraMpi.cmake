@@ -5,7 +5,7 @@
 # them), TESSERA_MPI_INCLUDES, MPIEXEC_EXECUTABLE and TESSERA_MPIEXEC_ENVIRONMENT
 # (for tests: as root too, more ranks than cores; of Open MPI 4, and 5; and, of
 # 4, not at odds with a rank that has ended MPI while mpirun was too busy to hear
-# of it for 2 s: what leaves MPI out says so itself, "MPI was not ended").
+# of it for 2 s: what leaves MPI out at its end says so itself, "MPI was not ended").
 include_guard(GLOBAL)
 
 set(TESSERA_MPI AUTO CACHE STRING

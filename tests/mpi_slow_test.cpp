@@ -53,9 +53,13 @@ class Mpirun : public ::testing::Test {
     const auto program =
         std::filesystem::read_symlink("/proc/self/exe").parent_path() /
         "mpi_ranks";
-    return run(c10::str("timeout -k 5 100 ",
-                        mpirun != nullptr ? mpirun : "mpirun", " -np ", count,
-                        " ", program.string(), " ", arguments));
+    Ended ended =
+        run(c10::str("timeout -k 5 100 ", mpirun != nullptr ? mpirun : "mpirun",
+                     " -np ", count, " ", program.string(), " ", arguments));
+    EXPECT_TRUE(ended.code != 0 ||
+                ended.said.find("MPI was not ended") == std::string::npos)
+        << ended.said;
+    return ended;
   }
 };
 

@@ -265,7 +265,15 @@ void save(AutogradContext* context, const SharedJourney& journey) {
       c10::IValue::make_capsule(c10::make_intrusive<JourneyReference>(journey));
 }
 
+// Of what moves between ranks in a backward.
+void refuse_second_derivatives() {
+  TS_CHECK(!at::GradMode::is_enabled(),
+           "a collective has no second derivative here: backward with "
+           "create_graph is not to be had through it.");
+}
+
 Journey& saved_journey(AutogradContext* context) {
+  refuse_second_derivatives();
   const auto holder = context->saved_data["journey"].toCapsule();
   return *static_cast<JourneyReference&>(*holder).journey;
 }
@@ -312,11 +320,8 @@ void save_group(AutogradContext* context, Group& group) {
       c10::IValue::make_capsule(c10::make_intrusive<GroupReference>(group));
 }
 
-// What a backward moves between ranks is not recorded.
 Group& saved_group(AutogradContext* context) {
-  TS_CHECK(!at::GradMode::is_enabled(),
-           "a collective has no second derivative here: backward with "
-           "create_graph is not to be had through it.");
+  refuse_second_derivatives();
   const auto holder = context->saved_data["group"].toCapsule();
   return static_cast<GroupReference&>(*holder).group;
 }
