@@ -29,6 +29,7 @@ DistributedDataParallelCore::DistributedDataParallelCore(
     : module_(module), group_(group), options_(options) {
   require_same_parameters(parameters_of(module), group);
   require_no_parts(module, group);
+  require_whole_gradients(module);
   broadcast_all(module.parameters(), group, /*root=*/0);
   broadcast_all(module.buffers(), group, /*root=*/0);
   reducer_ =

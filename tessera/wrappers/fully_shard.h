@@ -119,6 +119,10 @@ struct FullyShardOptions {
   const DeferredInit* deferred = nullptr;
   // False: shards are left unset, for values that are loaded into shards().
   bool deferred_values = true;
+
+  int64_t stage_of_experts() const {
+    return expert_stage < 0 ? zero_stage : expert_stage;
+  }
 };
 
 namespace wrappers {

@@ -195,7 +195,7 @@ at::Tensor MoEImpl::places_of(const at::Tensor& choices, int64_t samples) {
            " or more, or 0, which drops nothing.");
   const at::Tensor kept =
       nn::within_capacity(choices.view({samples, tokens, router_.top_k}),
-                          experts, std::min(capacity, tokens))
+                          experts, capacity)
           .view_as(choices);
   dropped_ = kept.logical_not().sum();
   return at::where(kept, choices, experts);
@@ -208,10 +208,12 @@ at::Tensor MoEImpl::mixed_in_pieces(const at::Tensor& tokens,
   comm::Group& pieces = group(piece_group_, pieces_, mesh::name_of(Axis::kTp));
   const int64_t whole = tokens.size(0);
   const mesh::Range mine = mesh::chunk_of(whole, pieces.size(), pieces.rank());
+  // One after the other, on every rank: so autograd goes back through them.
+  const at::Tensor own_tokens = comm::split_with_all_gather(tokens, 0, pieces);
+  const at::Tensor own_weights =
+      comm::split_with_all_gather(weights, 0, pieces);
   const at::Tensor piece =
-      mixed(comm::split_with_all_gather(tokens, 0, pieces),
-            comm::split_with_all_gather(weights, 0, pieces),
-            places.narrow(0, mine.begin, mine.size()));
+      mixed(own_tokens, own_weights, places.narrow(0, mine.begin, mine.size()));
   return comm::all_gather_with_split(piece, 0, pieces, whole);
 }
 
@@ -291,18 +293,25 @@ void MoEImpl::to(torch::Device device, bool non_blocking) {
   move([&] { Module::to(device, non_blocking); });
 }
 
-bool MoEImpl::is_split_along_tp() const {
-  return std::ranges::any_of(pieces_, [&](int64_t rank) {
-    return rank != ranks_.rank() && std::ranges::count(peers(), rank) == 0;
-  });
+std::vector<std::pair<std::string, const MoEImpl*>> wrappers::mixtures_of(
+    const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, const MoEImpl*>> found;
+  const auto add = [&](const std::string& name, const torch::nn::Module& each) {
+    if (const auto* moe = each.as<MoEImpl>()) found.emplace_back(name, moe);
+  };
+  add("", module);
+  for (const auto& each : module.named_modules("", /*include_self=*/false)) {
+    add(each.key(), *each.value());
+  }
+  return found;
 }
 
 namespace {
 
 template <typename Call>
-void each_mixture(torch::nn::Module& root, const Call& call) {
-  if (auto* moe = root.as<MoEImpl>()) call(*moe);
-  for (const auto& each : root.modules(/*include_self=*/false)) {
+void each_mixture(torch::nn::Module& module, const Call& call) {
+  if (auto* moe = module.as<MoEImpl>()) call(*moe);
+  for (const auto& each : module.modules(/*include_self=*/false)) {
     if (auto* moe = each->as<MoEImpl>()) call(*moe);
   }
 }

@@ -38,8 +38,8 @@
 //          tp an all_gather of outputs, and in backward of dx and of weights.
 //          A rank that routes no token, or whose experts get none, calls the
 //          same; an expert runs on no rows then.
-// Around:  with ep above 1 fully_shard(), in any stage; DistributedDataParallel
-//          over ranks that hold the same. With biases no join(), and no
+// Around:  with ep above 1 fully_shard(), in any stage; where ep are the ranks
+//          along tp, DistributedDataParallel too. With biases no join(), and no
 //          DataParallel, whose replicas count for themselves.
 // Errors:  TS_CHECK_CONFIG for experts, k and options that do not fit; the
 //          mesh's own. In forward: a capacity of less than one token.
@@ -137,8 +137,8 @@ using nn::GateScore;  // kSoftmax or kSigmoid
 
 struct MoEOptions {
   GateScore score = GateScore::kSoftmax;
-  std::optional<bool> normalize =
-      {};            // the k weights; none: where k is above 1
+  // The k weights, by their sum; none: where k is above 1.
+  std::optional<bool> normalize = {};
   double scale = 1;  // of the weights
   // Of experts, of which a token chooses from the best `top_groups`.
   int64_t groups = 1, top_groups = 1;
@@ -171,9 +171,9 @@ class MoEImpl : public torch::nn::Module {
   int64_t k() const { return router_.top_k; }
   // Ranks that share the experts out.
   const std::vector<int64_t>& peers() const { return experts_->peers(); }
-  // Whether other ranks along tp see other tokens of the same experts: nobody
-  // but fully_shard() adds up their gradients.
-  bool is_split_along_tp() const;
+  // Whether gradients are whole where ranks that hold the same take their mean:
+  // else fully_shard() alone adds up what belongs together.
+  bool has_whole_gradients() const { return peers() == pieces_; }
   bool has_biases() const { return bias_.defined(); }
   // Elements of the parameters of the gate, of what is shared and of all
   // experts, wherever these are; and of those that one token goes through.
@@ -218,6 +218,14 @@ class MoEImpl : public torch::nn::Module {
   at::Tensor dropped_;  // ()
 };
 TORCH_MODULE(MoE);
+
+namespace wrappers {
+
+// By name, the module itself as "".
+std::vector<std::pair<std::string, const MoEImpl*>> mixtures_of(
+    const torch::nn::Module& module);
+
+}  // namespace wrappers
 
 // Moves the biases of every MoE in the module, behind an optimizer's step, or
 // forgets what they would be moved by, where it was skipped. initialize()'s

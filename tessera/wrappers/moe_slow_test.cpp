@@ -616,18 +616,29 @@ TEST(MoE, RefusesMeshesThatAreOthers) {
               HasSubstr("the mesh is of 4 ranks"));
 }
 
-// Of one pair along ep each of these sees the tokens of its own pair alone.
+// Of each of these an expert sees tokens of ranks beyond the group.
 TEST(MoE, RefusesDataParallelismThatLeavesTokensOut) {
-  const mesh::DeviceMesh mesh({.dp_shard = 2, .tp = 4, .ep = 2}, 8);
-  const auto data = std::vector<mesh::Axis>{mesh::Axis::kDpShard};
-  EXPECT_THAT(error_of(8,
-                       [&](comm::Communicator& ranks) {
-                         auto net = blocks({}, mesh, ranks);
-                         auto* const group = ranks.make_group(
-                             mesh.peers(ranks.rank(), data), "data");
-                         DistributedDataParallel(net, *group);
-                       }),
-              HasSubstr("have other tokens of the experts"));
+  const auto refused = [](const mesh::Degrees& degrees, int64_t world,
+                          const std::vector<std::vector<int64_t>>& groups) {
+    const mesh::DeviceMesh mesh(degrees, world);
+    return error_of(world, [&](comm::Communicator& ranks) {
+      auto net = blocks({}, mesh, ranks);
+      for (const auto& group : groups) {
+        if (std::ranges::count(group, ranks.rank()) == 0) continue;
+        DistributedDataParallel(net, *ranks.make_group(group, "data"));
+      }
+    });
+  };
+  EXPECT_THAT(refused({.dp_shard = 2, .tp = 4, .ep = 2}, 8,
+                      {{0, 4}, {1, 5}, {2, 6}, {3, 7}}),
+              HasSubstr("which see other tokens"));
+  EXPECT_THAT(refused({.dp_shard = 4, .ep = 2}, 4, {{0, 2}, {1, 3}}),
+              HasSubstr("which see other tokens"));
+  EXPECT_THAT(refused({.dp_shard = 2, .ep = 2}, 2, {{0, 1}}),
+              HasSubstr("have other experts"));
+  // Ranks along tp have all tokens of one rank along dp.
+  EXPECT_EQ(refused({.dp_shard = 2, .tp = 2, .ep = 2}, 4, {{0, 2}, {1, 3}}),
+            "");
 }
 
 TEST(MoE, RefusesWhatBiasesAndGatesCannotDo) {

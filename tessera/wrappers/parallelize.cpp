@@ -69,15 +69,16 @@ bool is_within(const std::string& name, const std::string& outer) {
 std::vector<at::Tensor> common_values(const Module& module,
                                       const std::vector<std::string>& apart) {
   std::vector<at::Tensor> values;
-  for (const auto& item : module.named_parameters()) {
-    if (std::ranges::none_of(apart, [&](const std::string& experts) {
-          return is_within(item.key(), experts);
-        })) {
-      values.push_back(item.value());
+  for (const auto& tensors :
+       {module.named_parameters(), module.named_buffers()}) {
+    for (const auto& item : tensors) {
+      if (std::ranges::none_of(apart, [&](const std::string& experts) {
+            return is_within(item.key(), experts);
+          })) {
+        values.push_back(item.value());
+      }
     }
   }
-  const auto buffers = module.buffers();
-  values.insert(values.end(), buffers.begin(), buffers.end());
   return values;
 }
 

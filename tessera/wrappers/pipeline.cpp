@@ -109,11 +109,12 @@ bool is_sharded(const PipelineStage& stage) {
 }
 
 void check_sharded(const std::vector<PipelineStage>& stages,
-                   const ScheduleOptions& options, const comm::Group& ranks) {
+                   const ScheduleOptions& options) {
   if (std::ranges::none_of(stages, is_sharded)) {
     for (const PipelineStage& stage : stages) {
-      wrappers::require_no_parts(stage.module(),
-                                 options.replicas ? *options.replicas : ranks);
+      if (!options.replicas) break;
+      wrappers::require_no_parts(stage.module(), *options.replicas);
+      wrappers::require_whole_gradients(stage.module());
     }
     return;
   }
@@ -156,7 +157,7 @@ program::Pipeline agreed_pipeline(const std::vector<PipelineStage>& stages,
         const auto schedule = schedule_of(options.schedule);
         check_shape(schedule, shape);
         pipeline = schedules::pipeline_of(schedule, shape);
-        check_sharded(stages, options, ranks);
+        check_sharded(stages, options);
         check_places(stages, pipeline, ranks.rank());
       }));
   TS_CHECK_CONFIG(complaint.empty(), complaint);
@@ -192,11 +193,10 @@ program::Units units_of(const program::Pipeline& pipeline, int64_t rank) {
 
 // Parts along tp, and experts, count each on its rank, what is whole once.
 void require_uncut(const PipelineStage& stage) {
-  for (const auto& item : stage.module().named_modules()) {
-    const auto* moe = item.value()->as<MoEImpl>();
-    TS_CHECK_CONFIG(!moe || moe->peers().size() == 1,
-                    "pipeline: clip_grad_norm() of the MoE ", item.key(),
-                    ", whose experts lie on ", moe ? moe->peers().size() : 0,
+  for (const auto& [name, moe] : wrappers::mixtures_of(stage.module())) {
+    TS_CHECK_CONFIG(moe->peers().size() == 1,
+                    "pipeline: clip_grad_norm() of the MoE ", name,
+                    ", whose experts lie on ", moe->peers().size(),
                     " ranks. Give the stage to fully_shard(), with zero_stage "
                     "0 or more, which counts each once.");
   }

@@ -97,9 +97,8 @@ Replicas::Replicas(std::vector<ModulePtr> modules,
   require_devices(devices_);
   TORCH_INTERNAL_ASSERT(modules_.size() == devices_.size());
   for (size_t device = 0; device < size(); ++device) collect_tensors(device);
-  for (const auto& each : modules_[0]->modules()) {
-    const auto* moe = each->as<MoEImpl>();
-    TS_CHECK(moe == nullptr || !moe->has_biases(),
+  for (const auto& [name, moe] : mixtures_of(*modules_[0])) {
+    TS_CHECK(!moe->has_biases(),
              "data_parallel: the module has a MoE with biases, and each "
              "replica would count a load of its own. Use a bias_rate of 0, or "
              "DistributedDataParallel.");

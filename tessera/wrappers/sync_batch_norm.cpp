@@ -99,8 +99,9 @@ void wrappers::require_joinable(const torch::nn::Module& module) {
              "join: the module has a SyncBatchNorm, for whose statistics every "
              "rank goes forward as often as the others: a rank without data "
              "cannot. Give every rank as many batches, or use BatchNorm.");
-    const auto* moe = each->as<MoEImpl>();
-    TS_CHECK(moe == nullptr || !moe->has_biases(),
+  }
+  for (const auto& [name, moe] : mixtures_of(module)) {
+    TS_CHECK(!moe->has_biases(),
              "join: the module has a MoE with biases, which move by the load "
              "of all ranks: one without data cannot tell its own. Give every "
              "rank as many batches, or use a bias_rate of 0.");

@@ -155,23 +155,20 @@ ModuleSettings module_settings(const std::string& json, int64_t world_size,
 void check_experts(const torch::nn::Module& module,
                    const ModuleSettings& settings) {
   const auto& wanted = settings.config.model.moe;
-  bool has_some = false;
-  for (const auto& item : module.named_modules()) {
-    const auto* moe = dynamic_cast<const MoEImpl*>(item.value().get());
-    if (!moe) continue;
-    has_some = true;
+  const auto mixtures = wrappers::mixtures_of(module);
+  for (const auto& [name, moe] : mixtures) {
     TS_CHECK_CONFIG(
         !settings.has_experts ||
             (moe->experts() == wanted.experts && moe->k() == wanted.top_k),
-        "initialize: the MoE \"", item.key(), "\" has ", moe->experts(),
+        "initialize: the MoE \"", name, "\" has ", moe->experts(),
         " experts and k ", moe->k(), ", but moe.num_experts is ",
         wanted.experts, " and moe.k ", wanted.top_k, ". Give both the same.");
   }
-  TS_CHECK_CONFIG(has_some || settings.config.zero.expert_stage < 0,
+  TS_CHECK_CONFIG(!mixtures.empty() || settings.config.zero.expert_stage < 0,
                   "initialize: zero.expert_stage is ",
                   settings.config.zero.expert_stage,
                   ", but the module has no tessera::MoE. Leave it out.");
-  TS_CHECK_CONFIG(has_some || !settings.has_experts,
+  TS_CHECK_CONFIG(!mixtures.empty() || !settings.has_experts,
                   "initialize: moe is enabled, but the module has no "
                   "tessera::MoE. Build one on mesh_of() the file, or leave moe "
                   "out.");

@@ -31,8 +31,7 @@ void check(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
   TS_CHECK_CONFIG(options.expert_stage >= -1 && options.expert_stage <= 3,
                   "fully_shard: expert_stage is ", options.expert_stage,
                   "; 1, 2 and 3 shard, 0 does not, -1 is zero_stage.");
-  const int64_t of_experts =
-      options.expert_stage < 0 ? options.zero_stage : options.expert_stage;
+  const int64_t of_experts = options.stage_of_experts();
   const auto is_floating = [](std::optional<at::ScalarType> type) {
     return !type || at::isFloatingType(*type);
   };
@@ -124,6 +123,10 @@ ModuleShards::ModuleShards(torch::nn::Module& module,
     : modules_(module) {
   check(module, mesh, ranks, options);
   find_experts(module, mesh, ranks.rank());
+  TS_CHECK_CONFIG(options.expert_stage < 0 || !experts_.empty() ||
+                      mesh.degree(Axis::kPp) > 1,
+                  "fully_shard: expert_stage is ", options.expert_stage,
+                  ", but the module has no MoE. Leave it out.");
   const auto units = units_of(module, options.units);
   lay_out(module, units, mesh, ranks, data, options);
   put_shards(module);
@@ -164,8 +167,7 @@ int64_t ModuleShards::stage_of(const ModuleUnit& unit,
       std::ranges::any_of(experts_, [&](const auto& each) {
         return (unit.name + ".").starts_with(each.first + ".");
       });
-  return is_of_experts && options.expert_stage >= 0 ? options.expert_stage
-                                                    : options.zero_stage;
+  return is_of_experts ? options.stage_of_experts() : options.zero_stage;
 }
 
 // Sets its layout: a scalar is a row of one, ranks along tp may have parts of

@@ -36,22 +36,29 @@ void require_no_parts(torch::nn::Module& module, const comm::Group& group) {
   constexpr const char* kWayOut =
       " Make the group of ranks that hold the same, or use fully_shard(), "
       "which knows which do (zero_stage 0 shards nothing).";
-  for (const auto& item : module.named_modules()) {
-    const auto* moe = dynamic_cast<const MoEImpl*>(item.value().get());
-    TS_CHECK_CONFIG(!moe || !are_of(moe->peers(), group),
+  for (const auto& [name, moe] : mixtures_of(module)) {
+    TS_CHECK_CONFIG(!are_of(moe->peers(), group),
                     "data parallel: ranks of the group have other experts of "
                     "the MoE \"",
-                    item.key(), "\".", kWayOut);
-    TS_CHECK_CONFIG(!moe || !moe->is_split_along_tp(),
-                    "data parallel: ranks along tp, beyond the group, have "
-                    "other tokens of the experts of the MoE \"",
-                    item.key(), "\".", kWayOut);
+                    name, "\".", kWayOut);
   }
   for (const auto& item : module.named_parameters()) {
     const auto share = known_share(item.value());
     TS_CHECK_CONFIG(!share || !are_of(share->ranks, group),
                     "data parallel: ranks of the group have other shares of ",
                     item.key(), ", which is cut along tp.", kWayOut);
+  }
+}
+
+void require_whole_gradients(torch::nn::Module& module) {
+  for (const auto& [name, moe] : mixtures_of(module)) {
+    TS_CHECK_CONFIG(moe->has_whole_gradients(),
+                    "data parallel: experts of the MoE \"", name,
+                    "\" lie on ranks ", at::IntArrayRef(moe->peers()),
+                    ", which see other tokens, and no mean over ranks that "
+                    "hold the same adds up their gradients. Use "
+                    "fully_shard(), with zero_stage 0 where nothing else is "
+                    "to be shared out.");
   }
 }
 
