@@ -26,8 +26,8 @@ void require_same_parameters(const std::vector<NamedParameter>& parameters,
 // of what parallelize() has cut.
 void require_no_parts(torch::nn::Module& module, const comm::Group& group);
 
-// TS_CHECK_CONFIG where a mean over ranks that hold the same leaves gradients of
-// experts out: of a MoE that other ranks with other tokens share too.
+// TS_CHECK_CONFIG where a mean over ranks that hold the same leaves gradients
+// of experts out: of a MoE that other ranks with other tokens share too.
 void require_whole_gradients(torch::nn::Module& module);
 
 // The values of `root`, on every rank.
