@@ -21,6 +21,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kLook = std::chrono::milliseconds(200);
+// Then again after twice as long, until it is known who serves the store.
+constexpr auto kFirstLook = std::chrono::milliseconds(5);
 constexpr auto kBeat = std::chrono::milliseconds(1000);  // looks at peers
 // How long the judge waits for reports: some looks.
 constexpr auto kPatience = std::chrono::milliseconds(800);
@@ -210,17 +212,11 @@ void Sentinel::State::look(c10d::Store& store, int64_t looks) {
 void Sentinel::State::ask_store() {
   auto store = rendezvous.group_store();
   std::unique_lock lock(mutex);
-  for (int64_t looks = 0;
-       !changed.wait_for(lock, kLook, [&] { return closing || !lost.empty(); });
-       ++looks) {
+  const auto is_over = [&] { return closing || !lost.empty(); };
+  const auto ask = [&](const auto& question) {
     lock.unlock();
     try {
-      if (store) {
-        look(*store, looks);
-      } else if (watches() && looks % (kBeat / kLook) == 0) {
-        const std::string why = next_rank.look(nullptr);
-        if (!why.empty()) give_up(why, /*store_answers=*/false);
-      }
+      question();
     } catch (const std::exception& error) {
       // It went with its host: nobody can ask any more.
       log::debug("the store does not answer: ", message_of(error));
@@ -228,6 +224,22 @@ void Sentinel::State::ask_store() {
     }
     lock.lock();
     ++answers;
+  };
+  // It may fall silent before the first look.
+  for (std::chrono::milliseconds pause = kFirstLook;
+       store && first.pid == 0 && pause < kLook && !is_over(); pause *= 2) {
+    ask([&] { look_up_host_of_store(*store); });
+    if (first.pid == 0) changed.wait_for(lock, pause, is_over);
+  }
+  for (int64_t looks = 0; !changed.wait_for(lock, kLook, is_over); ++looks) {
+    ask([&] {
+      if (store) {
+        look(*store, looks);
+      } else if (watches() && looks % (kBeat / kLook) == 0) {
+        const std::string why = next_rank.look(nullptr);
+        if (!why.empty()) give_up(why, /*store_answers=*/false);
+      }
+    });
   }
   const bool leaves = watches() && store && !store_is_silent;
   lock.unlock();
