@@ -165,7 +165,7 @@ MoEOutput MoEImpl::forward(const at::Tensor& x) {
   const nn::Routing routing = nn::route(products, bias_, router_);
   const at::Tensor counts = nn::counts_of(routing.experts, router_.experts);
   if (bias_.defined() && is_training() && at::GradMode::is_enabled()) {
-    load_ = load_.defined() ? load_ + counts : counts;
+    load_ = load_.defined() ? load_ + counts : counts.clone();
   }
   const at::Tensor places = places_of(routing.experts, x.size(0));
   at::Tensor output = pieces_.size() > 1

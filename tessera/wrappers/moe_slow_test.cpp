@@ -380,6 +380,11 @@ TEST(MoE, BiasesMoveByTheLoadOfAllRanks) {
     forget_loads(*moe);
     balance_experts(*moe);
     EXPECT_TRUE(at::equal(moe->named_buffers()["score_bias"], wanted));
+    const at::Tensor counts =
+        moe->forward(part_of(batch_of(0), mesh, ranks.rank())).counts;
+    const at::Tensor told = counts.clone();
+    balance_experts(*moe);
+    EXPECT_TRUE(at::equal(counts, told));  // they are the caller's
   });
 }
 
