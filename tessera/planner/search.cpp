@@ -103,7 +103,7 @@ class Searching {
     const auto mesh = words_of_mesh(config);
     if (mesh.empty()) return false;
     ++found_.too_large;
-    note(config, [&](Outcome& outcome) { ++outcome.too_large; });
+    note(config, [](Outcome&) {});  // its values are there
     nearest_floor_.lower(least, mesh);
     return true;
   }
@@ -213,10 +213,8 @@ class Searching {
            [&](Outcome& outcome) { lower(outcome.bound_s, result.bound); });
     } else if (result.bytes > 0) {
       ++found_.too_large;
-      note(result.config, [&](Outcome& outcome) {
-        ++outcome.too_large;
-        lower(outcome.least_bytes, result.bytes);
-      });
+      note(result.config,
+           [&](Outcome& outcome) { lower(outcome.least_bytes, result.bytes); });
       nearest_.lower(result.bytes, words_of_mesh(result.config));
     } else {
       ++found_.refused;

@@ -40,10 +40,9 @@ struct Plan {
 
 // What is known of the layouts in which a key has a value.
 struct Outcome {
-  double best_s = 0;   // of those that were simulated; 0: none
-  double bound_s = 0;  // the least bound of those that were ruled out
-  int64_t too_large = 0;
-  int64_t least_bytes = 0;  // of these, where any was laid out
+  double best_s = 0;        // of those that were simulated; 0: none
+  double bound_s = 0;       // the least bound of those that were ruled out
+  int64_t least_bytes = 0;  // of those laid out that do not fit
 };
 // By key and value, as flags have them: outcomes["mesh.tp"]["8"].
 using Outcomes = std::map<std::string, std::map<std::string, Outcome>>;

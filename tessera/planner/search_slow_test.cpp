@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
+#include <string>
 
 #include "tessera/core/error.h"
 #include "tessera/engine/memory_plan.h"
@@ -62,6 +64,32 @@ std::string refusal(const engine::RunConfig& config, const Cluster& cluster,
   return "";
 }
 
+// The layout with this mode; none: a rule forbids it.
+std::optional<engine::RunConfig> completed_of(const Layout& layout,
+                                              const engine::RunConfig& base,
+                                              const IsSet& is_set,
+                                              const std::string& mode) {
+  engine::RunConfig config = layout.of(base, is_set);
+  config.recompute.mode = mode;
+  try {
+    complete(config, kWorld);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  return config;
+}
+
+// That the floor is not above it.
+int64_t held_by(const Layout& layout, const engine::RunConfig& base,
+                const engine::RunConfig& completed) {
+  const int64_t held = engine::memory_plan(completed).total();
+  EXPECT_LE(MemoryFloor(base, completed, kWorld).of(layout), held)
+      << mesh_of(completed, kWorld).describe() << " zero " << layout.zero_stage
+      << " micro " << layout.micro << " " << layout.schedule << " "
+      << completed.recompute.mode;
+  return held;
+}
+
 // Attention is most of what these do.
 TEST(Search, PiecesOfALongSequenceHaveABoundToo) {
   auto config = run();
@@ -94,22 +122,19 @@ TEST_P(EachModelTest, NothingIsFasterThanItsBoundAndTheFastestIsFound) {
   for (const Layout& layout :
        layouts_of(config, cluster, kWorld, kNothingIsSet)) {
     for (const char* mode : {"none", "selective", "block"}) {
-      engine::RunConfig completed = layout.of(config, kNothingIsSet);
-      completed.recompute.mode = mode;
-      try {
-        complete(completed, kWorld);
-      } catch (const Error&) {
+      const auto completed = completed_of(layout, config, kNothingIsSet, mode);
+      if (!completed) {
         ++refused;
         break;
       }
-      const auto mesh = mesh_of(completed, kWorld);
+      const auto mesh = mesh_of(*completed, kWorld);
       const double step =
-          engine::plan_step(completed, cluster.costs(mesh)).step;
+          engine::plan_step(*completed, cluster.costs(mesh)).step;
       const double bound =
           layout.bound * flops.recompute_factor(mode, /*every=*/0);
       EXPECT_GE(step, bound * (1 - 1e-9))
-          << mesh.describe() << " " << completed.pipeline.schedule << " "
-          << completed.batch.micro << " " << mode;
+          << mesh.describe() << " " << completed->pipeline.schedule << " "
+          << completed->batch.micro << " " << mode;
       fastest = std::min(fastest, step);
     }
     ++layouts;
@@ -161,19 +186,10 @@ TEST(Search, NoFloorIsAboveWhatIsHeld) {
     for (const Layout& layout :
          layouts_of(config, small_cluster(), kWorld, is_set)) {
       for (const char* mode : {"none", "block"}) {
-        engine::RunConfig completed = layout.of(config, is_set);
-        completed.recompute.mode = mode;
-        try {
-          complete(completed, kWorld);
-        } catch (const Error&) {
-          break;
-        }
+        const auto completed = completed_of(layout, config, is_set, mode);
+        if (!completed) break;
         ++layouts;
-        EXPECT_LE(MemoryFloor(config, completed, kWorld).of(layout),
-                  engine::memory_plan(completed).total())
-            << mesh_of(completed, kWorld).describe() << " zero "
-            << layout.zero_stage << " micro " << layout.micro << " "
-            << layout.schedule << " " << mode;
+        held_by(layout, config, *completed);
       }
     }
     EXPECT_GT(layouts, 3);
@@ -216,22 +232,13 @@ TEST_P(EachModelTest, TheFastestThatFitsIsFoundOnAnyMemory) {
          layouts_of(config, cluster, kWorld, kNothingIsSet)) {
       auto& forms = layouts.emplace_back();
       for (const char* mode : {"none", "selective", "block"}) {
-        engine::RunConfig completed = layout.of(config, kNothingIsSet);
-        completed.recompute.mode = mode;
-        try {
-          complete(completed, kWorld);
-        } catch (const Error&) {
-          break;
-        }
-        const auto costs = cluster.costs(mesh_of(completed, kWorld));
-        const MemoryFloor floor(config, completed, kWorld);
-        forms.push_back({engine::memory_plan(completed).total(),
-                         engine::plan_step(completed, costs).step});
+        const auto completed =
+            completed_of(layout, config, kNothingIsSet, mode);
+        if (!completed) break;
+        const auto costs = cluster.costs(mesh_of(*completed, kWorld));
+        forms.push_back({held_by(layout, config, *completed),
+                         engine::plan_step(*completed, costs).step});
         sizes.push_back(forms.back().bytes);
-        EXPECT_LE(floor.of(layout), forms.back().bytes)
-            << mesh_of(completed, kWorld).describe() << " zero "
-            << layout.zero_stage << " micro " << layout.micro << " "
-            << layout.schedule << " " << mode;
       }
     }
     std::ranges::sort(sizes);
@@ -320,14 +327,9 @@ TEST(Search, WhatFitsIsFoundHoweverFarBehind) {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (const Layout& layout :
        layouts_of(run(), cluster, kWorld, kNothingIsSet)) {
-    engine::RunConfig config = layout.of(run(), kNothingIsSet);
-    config.recompute.mode = "block";
-    try {
-      complete(config, kWorld);
-    } catch (const Error&) {
-      continue;
-    }
-    least = std::min(least, engine::memory_plan(config).total());
+    const auto config = completed_of(layout, run(), kNothingIsSet, "block");
+    if (!config) continue;
+    least = std::min(least, engine::memory_plan(*config).total());
   }
   cluster.device.memory_gib =
       static_cast<double>(least) / static_cast<double>(int64_t{1} << 30);

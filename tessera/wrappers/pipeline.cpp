@@ -111,8 +111,8 @@ bool is_sharded(const PipelineStage& stage) {
 void check_sharded(const std::vector<PipelineStage>& stages,
                    const ScheduleOptions& options) {
   if (std::ranges::none_of(stages, is_sharded)) {
+    if (options.replicas == nullptr) return;
     for (const PipelineStage& stage : stages) {
-      if (!options.replicas) break;
       wrappers::require_no_parts(stage.module(), *options.replicas);
       wrappers::require_whole_gradients(stage.module());
     }

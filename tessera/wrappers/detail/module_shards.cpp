@@ -155,19 +155,20 @@ std::string ModuleShards::global_name(const std::string& name) const {
   return name;
 }
 
+bool ModuleShards::is_within_experts(const std::string& name) const {
+  return std::ranges::any_of(experts_, [&](const auto& each) {
+    return name.starts_with(each.first + ".");
+  });
+}
+
 bool ModuleShards::is_of_expert(const std::string& name) const {
-  return has_experts() && std::ranges::any_of(experts_, [&](const auto& each) {
-           return name.starts_with(each.first + ".");
-         });
+  return has_experts() && is_within_experts(name);
 }
 
 int64_t ModuleShards::stage_of(const ModuleUnit& unit,
                                const FullyShardOptions& options) const {
-  const bool is_of_experts =
-      std::ranges::any_of(experts_, [&](const auto& each) {
-        return (unit.name + ".").starts_with(each.first + ".");
-      });
-  return is_of_experts ? options.stage_of_experts() : options.zero_stage;
+  return is_within_experts(unit.name + ".") ? options.stage_of_experts()
+                                            : options.zero_stage;
 }
 
 // Sets its layout: a scalar is a row of one, ranks along tp may have parts of

@@ -87,6 +87,7 @@ class ModuleShards {
                     int64_t rank);
   int64_t stage_of(const ModuleUnit& unit,
                    const FullyShardOptions& options) const;
+  bool is_within_experts(const std::string& name) const;
   // Of experts that lie on several ranks, as all do then.
   bool is_of_expert(const std::string& name) const;
   int64_t num_expert_ranks() const {
