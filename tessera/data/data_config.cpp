@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <utility>
 
 #include "tessera/core/error.h"
 
@@ -135,15 +136,10 @@ std::vector<Skip> DataConfig::skips(int64_t global_batch) const {
   std::vector<Skip> all;
   for (const std::string& text : skip) {
     const Skip batches = *batches_of(text);
-    const Skip range = {batches.begin * global_batch,
-                        batches.end * global_batch};
-    if (!all.empty() && all.back().end == range.begin) {
-      all.back().end = range.end;
-    } else {
-      all.push_back(range);
-    }
+    all.push_back({.begin = batches.begin * global_batch,
+                   .end = batches.end * global_batch});
   }
-  return all;
+  return joined(std::move(all));
 }
 
 void DataConfig::check() const {

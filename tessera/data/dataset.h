@@ -17,6 +17,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/data/hold_out.h"
@@ -62,7 +63,8 @@ class Dataset {
   Dataset(std::vector<Source> sources, const SamplerOptions& options,
           const Held& held = {});
 
-  // REQUIRES, but for sampler() and go_on(): this rank has the tokens.
+  // REQUIRES, but for sampler(), go_on() and leave_out(): this rank has the
+  // tokens.
   // Samples first .. first + count - 1 of the step's global batch.
   Batch batch(int64_t step, int64_t first, int64_t count) const;
   // Has the system read them ahead, while something else is done.
@@ -80,6 +82,10 @@ class Dataset {
   const Sampler& sampler() const { return sampler_; }
   // See Sampler::go_on().
   void go_on(int64_t step, int64_t taken) { sampler_.go_on(step, taken); }
+  // See Sampler::leave_out().
+  void leave_out(std::vector<Skip> more) {
+    sampler_.leave_out(std::move(more));
+  }
 
  private:
   int64_t num_targets_of(int64_t sample, int64_t depth) const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/core/random.h"
@@ -47,6 +48,19 @@ uint64_t Permutation::operator()(uint64_t i) const {
   return i;
 }
 
+std::vector<Skip> joined(std::vector<Skip> skips) {
+  std::ranges::sort(skips, {}, &Skip::begin);
+  std::vector<Skip> all;
+  for (const Skip& skip : skips) {
+    if (!all.empty() && skip.begin <= all.back().end) {
+      all.back().end = std::max(all.back().end, skip.end);
+    } else {
+      all.push_back(skip);
+    }
+  }
+  return all;
+}
+
 int64_t samples_in(int64_t num_tokens, int64_t seq_len,
                    const std::string& name) {
   TS_CHECK_CONFIG(num_tokens > seq_len, name, ": has ", num_tokens,
@@ -80,6 +94,11 @@ Mixture::Place Sampler::place_of(int64_t sample) const {
   const auto next = std::upper_bound(starts_.begin(), starts_.end(), sample);
   const int64_t source = next - starts_.begin() - 1;
   return {source, sample - starts_[source]};
+}
+
+void Sampler::leave_out(std::vector<Skip> more) {
+  more.insert(more.end(), options_.skips.begin(), options_.skips.end());
+  options_.skips = joined(std::move(more));
 }
 
 int64_t Sampler::position_of(int64_t taken) const {

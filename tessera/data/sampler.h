@@ -49,6 +49,9 @@ struct Skip {
   bool operator==(const Skip&) const = default;
 };
 
+// All of them in one list: ascending, apart.
+std::vector<Skip> joined(std::vector<Skip> skips);
+
 struct SamplerOptions {
   int64_t seq_len = 256;
   int64_t global_batch = 8;  // samples a step, over all ranks
@@ -79,6 +82,8 @@ class Sampler {
   void go_on(int64_t step, int64_t taken) {
     offset_ = taken - step * options_.global_batch;
   }
+  // Beside options().skips, from here on.
+  void leave_out(std::vector<Skip> more);
   int64_t taken_before(int64_t step) const {
     return offset_ + step * options_.global_batch;
   }

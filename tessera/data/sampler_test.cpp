@@ -151,6 +151,27 @@ TEST(SamplerTest, WhatIsSkippedIsAsIfItWereNotThere) {
   EXPECT_EQ(sampler.sample_indices(3, 2, 2), whole.sample_indices(8, 0, 2));
 }
 
+TEST(SamplerTest, WhatIsLeftOutLaterCountsFromThere) {
+  const SamplerOptions options = {
+      .seq_len = 8, .global_batch = 4, .seed = 7, .skips = {{8, 12}}};
+  Sampler sampler(1000, options);
+  sampler.leave_out({{40, 44}, {10, 16}});
+  EXPECT_EQ(sampler.options().skips, (std::vector<Skip>{{8, 16}, {40, 44}}));
+  const Sampler at_once(1000, {.seq_len = 8,
+                               .global_batch = 4,
+                               .seed = 7,
+                               .skips = {{8, 16}, {40, 44}}});
+  for (const int64_t step : {0, 1, 2, 5, 9}) {
+    EXPECT_EQ(sampler.sample_indices(step), at_once.sample_indices(step));
+  }
+}
+
+TEST(SamplerTest, SkipsAreJoinedWhereTheyMeet) {
+  EXPECT_EQ(joined({{20, 28}, {4, 8}, {28, 32}, {6, 7}, {30, 40}}),
+            (std::vector<Skip>{{4, 8}, {20, 40}}));
+  EXPECT_TRUE(joined({}).empty());
+}
+
 TEST(SamplerTest, DataWithoutAWholeSampleIsRefused) {
   EXPECT_EQ(Sampler(9, {.seq_len = 8}).num_samples(), 1);
   for (const int64_t tokens : {0, 1, 8}) {

@@ -135,6 +135,11 @@ class IdleKeys {
     const auto& checkpoint = config_.checkpoint;
     note(!checkpoint.saves_locally(), {"checkpoint.local_dir"},
          "is not used while checkpoint.local_every is 0");
+    note(!config_.spike.rewinds(),
+         {"spike.skip_before", "spike.skip_after", "spike.most"},
+         "is not used by spike.action " + config_.spike.action);
+    note(config_.spike.action == "none", {"spike.window", "spike.deviations"},
+         "is not used by spike.action none");
     note(checkpoint.saves_locally() && checkpoint.every > 0 &&
              !checkpoint.async &&
              checkpoint.local_every % checkpoint.every == 0,

@@ -97,6 +97,8 @@ void check_delays(const RunConfig& config) {
          "has gone on to another version of the weights when a step is to be "
          "run again, to name what is not finite",
          "false");
+  refuse(!config.spike.rewinds(), "spike.action is rewind",
+         "has the next batch under way when a step's loss is known", "warn");
   refuse(config.precision.loss_scale != 0,
          "precision.loss_scale is 0, by which each update may change the scale",
          "has begun the next batch by then", "a fixed precision.loss_scale");
@@ -116,6 +118,16 @@ void check_background(const RunConfig& config) {
                   config.zero.offload,
                   ", by which it lies in files. Use checkpoint.async false, or "
                   "zero.offload none.");
+}
+
+void check_spikes(const RunConfig& config) {
+  const auto& checkpoint = config.checkpoint;
+  TS_CHECK_CONFIG(
+      !config.spike.rewinds() || checkpoint.saves() ||
+          checkpoint.saves_locally(),
+      "spike.action is rewind, but checkpoint.every and checkpoint.local_every "
+      "are 0: there is no checkpoint to go back to. Set one of them, or "
+      "spike.action warn.");
 }
 
 void check_trace(const RunConfig& config) {
@@ -243,6 +255,8 @@ void RunConfig::declare(config::Section& section) {
   section.section("optimizer", optimizer, "how weights are updated");
   section.section("schedule", schedule, "the learning rate over the run");
   section.section("validate", validate, "when held-out data is measured");
+  section.section("spike", spike,
+                  "what a loss far above those before it does");
   section.section("comm", comm, "how ranks talk");
   section.section("checkpoint", checkpoint, "what a run can be resumed from");
   section.section("monitor", monitor, "what is told about the run");
@@ -316,6 +330,7 @@ void complete(RunConfig& config, int64_t world_size) {
   config.precision.check();
   check_schedule(config);
   check_background(config);
+  check_spikes(config);
   check_trace(config);
   check_losses_late(config);
   share_out(config, mesh);

@@ -20,6 +20,7 @@
 #include "tessera/core/config.h"
 #include "tessera/data/data_config.h"
 #include "tessera/engine/batch_config.h"
+#include "tessera/engine/spike_config.h"
 #include "tessera/mesh/mesh_config.h"
 #include "tessera/models/model_config.h"
 #include "tessera/monitor/monitor_config.h"
@@ -64,6 +65,7 @@ struct RunConfig : parallel::ParallelConfig {
   optim::OptimizerConfig optimizer;
   optim::ScheduleConfig schedule;
   ValidateConfig validate;
+  SpikeConfig spike;
   comm::CommConfig comm;
   checkpoint::CheckpointConfig checkpoint;
   monitor::MonitorConfig monitor;

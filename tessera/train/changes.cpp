@@ -3,7 +3,9 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
+#include <utility>
 
 #include "tessera/comm/agree.h"
 #include "tessera/core/config_changes.h"
@@ -169,7 +171,8 @@ void refuse_another_run(const std::string& saved, const std::string& now) {
 
 void refuse_skipping_what_was_taken(const std::string& saved,
                                     const std::string& now, int64_t step,
-                                    int64_t samples) {
+                                    int64_t samples,
+                                    const std::vector<data::Skip>& left_out) {
   const auto skip_of = [](const std::string& config) {
     return Json::parse(config)["data"].value("skip",
                                              std::vector<std::string>());
@@ -182,10 +185,12 @@ void refuse_skipping_what_was_taken(const std::string& saved,
                   " steps of the checkpoint ", "took ", samples,
                   " samples. Go on with the batch.global of all of them.");
   // Those before the last sample that was taken.
-  const auto left_out = [&](const std::vector<std::string>& skip) {
+  const auto passed = [&](const std::vector<std::string>& skip) {
     int64_t last = samples - 1;
-    std::vector<data::Skip> all;
-    for (const auto& each : data::DataConfig{.skip = skip}.skips(batch)) {
+    std::vector<data::Skip> all, skips = left_out;
+    std::ranges::copy(data::DataConfig{.skip = skip}.skips(batch),
+                      std::back_inserter(skips));
+    for (const auto& each : data::joined(std::move(skips))) {
       if (last < each.begin) break;
       last += each.end - each.begin;
       all.push_back(each);
@@ -193,7 +198,7 @@ void refuse_skipping_what_was_taken(const std::string& saved,
     return all;
   };
   TS_CHECK_CONFIG(
-      left_out(before) == left_out(after), "data.skip is ",
+      passed(before) == passed(after), "data.skip is ",
       c10::Join(", ", after), ", but the checkpoint after step ", step,
       " was trained with ", before.empty() ? "none" : c10::Join(", ", before),
       ", and what it has taken cannot be left out any more. Go on from a "

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
+#include "tessera/data/sampler.h"
 #include "tessera/models/model_config.h"
 
 namespace tessera::train {
@@ -39,10 +40,11 @@ void refuse_another_run(const std::string& saved, const std::string& now);
 
 // TS_CHECK_CONFIG where data.skip names other batches than `saved` among those
 // that were taken in its `step` steps of `samples` samples together, or counts
-// them by another batch.global than all steps had.
+// them by another batch.global than all steps had. `left_out`: of both, beside.
 void refuse_skipping_what_was_taken(const std::string& saved,
                                     const std::string& now, int64_t step,
-                                    int64_t samples);
+                                    int64_t samples,
+                                    const std::vector<data::Skip>& left_out);
 
 // That every rank has what rank 0 has, but for what is its host's own: paths,
 // device, threads. TS_CHECK_CONFIG on every rank, with the same words: ranks

@@ -32,7 +32,10 @@ void RunCheckpoints::save_local(int64_t step, const TakeContent& take) {
   const bool is_news = local_failures_ % kToldEvery == 0;
   if (!try_to(step, save, is_news)) {
     ++local_failures_;
-  } else if (std::exchange(local_failures_, 0) > 0) {
+    return;
+  }
+  has_saved_ = true;
+  if (std::exchange(local_failures_, 0) > 0) {
     log::info("checkpoint of step ", step, " is in checkpoint.local_dir again");
   }
 }
@@ -94,6 +97,7 @@ void RunCheckpoints::leave_other_lines() {
 }
 
 void RunCheckpoints::note_saved(int64_t step) {
+  has_saved_ = true;
   if (local_) local_->base_changed();
   log::info("checkpoint of step ", step, " is in ", folder_);
 }

@@ -60,6 +60,9 @@ class RunCheckpoints {
   // Of the last one; what is being written stands too, or was told.
   void save_last(int64_t step, const TakeContent& take);
 
+  // Here or in the memory of hosts.
+  bool has_saved() const { return has_saved_; }
+
   // This rank's part of one.
   bool is_writing() const { return under_way_ && !under_way_->is_written(); }
   // Behind a step in which no rank was: what was under way stands.
@@ -86,6 +89,7 @@ class RunCheckpoints {
   int64_t local_failures_ = 0;  // in a row
   int64_t newest_ = -1;         // -1: none; it stands, or is under way
   std::optional<int64_t> failed_;
+  bool has_saved_ = false;
 };
 
 }  // namespace tessera::train

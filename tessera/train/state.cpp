@@ -96,6 +96,38 @@ std::optional<optim::LossScaleState> loss_scale_in(const detail::Json& json,
                                  where + ": loss_scale");
 }
 
+// Those that are absent: none, as in older versions.
+std::vector<double> losses_in(const detail::Json& json,
+                              const std::string& where) {
+  std::vector<double> losses;
+  if (!json.contains("losses")) return losses;
+  TS_CHECK_IO(json["losses"].is_array(), where, ": losses is no list.");
+  for (const auto& loss : json["losses"]) {
+    losses.push_back(detail::as_double(loss, where + ": losses"));
+  }
+  return losses;
+}
+
+std::vector<data::Skip> left_out_in(const detail::Json& json,
+                                    const std::string& where) {
+  std::vector<data::Skip> all;
+  if (!json.contains("left_out")) return all;
+  TS_CHECK_IO(json["left_out"].is_array(), where, ": left_out is no list.");
+  const std::string name = where + ": left_out";
+  for (const auto& range : json["left_out"]) {
+    TS_CHECK_IO(range.is_array() && range.size() == 2, name,
+                " has an entry that is no pair.");
+    const data::Skip skip = {.begin = detail::as_int(range[0], name),
+                             .end = detail::as_int(range[1], name)};
+    const bool is_behind = all.empty() || skip.begin > all.back().end;
+    TS_CHECK_IO(skip.begin >= 0 && skip.end > skip.begin && is_behind, name,
+                ": samples ", skip.begin, " to ", skip.end,
+                " are no range behind the one before.");
+    all.push_back(skip);
+  }
+  return all;
+}
+
 // Older versions do not say, and took as many in each step.
 int64_t samples_from(const detail::Json& json, const std::string& where) {
   if (json.contains("samples")) {
@@ -152,11 +184,21 @@ std::string to_json(const SavedRun& run) {
   if (run.loss_scale) {
     json["loss_scale"] = detail::Json::parse(engine::to_json(*run.loss_scale));
   }
+  if (!run.losses.empty()) json["losses"] = run.losses;
+  if (run.rewinds > 0) json["rewinds"] = run.rewinds;
+  for (const auto& [begin, end] : run.left_out) {
+    json["left_out"].push_back({begin, end});
+  }
   return json.dump();
 }
 
 SavedRun saved_run_from(const std::string& text, const std::string& source) {
   const detail::Json json = detail::parse_json(text, source);
+  const auto count = [&](const char* key) {
+    return json.contains(key)
+               ? detail::as_int(json[key], c10::str(source, ": ", key))
+               : 0;
+  };
   for (const char* key : {"step", "data", "config"}) {
     TS_CHECK_IO(json.contains(key), source, ": the key ", key,
                 " is missing; this is no checkpoint of tessera train.");
@@ -167,10 +209,11 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
           .data = hash_from(detail::as_string(json["data"], source + ": data"),
                             source + ": data"),
           .best = best_from(json, source),
-          .skipped = json.contains("skipped")
-                         ? detail::as_int(json["skipped"], source + ": skipped")
-                         : 0,
-          .loss_scale = loss_scale_in(json, source)};
+          .skipped = count("skipped"),
+          .loss_scale = loss_scale_in(json, source),
+          .losses = losses_in(json, source),
+          .rewinds = count("rewinds"),
+          .left_out = left_out_in(json, source)};
 }
 
 bool has_checkpoint(const std::string& folder) {

@@ -16,6 +16,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/local.h"
+#include "tessera/data/sampler.h"
 #include "tessera/optim/loss_scale.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
@@ -39,6 +40,11 @@ struct SavedRun {
   std::optional<BestLoss> best = {};  // none: not validated so far
   int64_t skipped = 0;  // of the steps: those that updated nothing
   std::optional<optim::LossScaleState> loss_scale = {};  // none: not scaled
+  // Of spike.action: the newest losses, how often the run went back, and what
+  // it left out then, in samples.
+  std::vector<double> losses = {};
+  int64_t rewinds = 0;
+  std::vector<data::Skip> left_out = {};
 };
 
 std::string to_json(const SavedRun& run);

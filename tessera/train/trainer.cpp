@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -32,12 +34,14 @@
 #include "tessera/train/model_files.h"
 #include "tessera/train/replicas.h"
 #include "tessera/train/resumed_run.h"
+#include "tessera/train/rewind.h"
 #include "tessera/train/run_checkpoints.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/run_validation.h"
 #include "tessera/train/run_words.h"
 #include "tessera/train/shared_folder.h"
 #include "tessera/train/skipped_step.h"
+#include "tessera/train/spike_watch.h"
 #include "tessera/train/state.h"
 #include "tessera/train/step_trace.h"
 #include "tessera/train/text_samples.h"
@@ -53,19 +57,23 @@ namespace {
 
 class Trainer {
  public:
-  // `speeds_are_measured`: those in the configuration, just now.
+  // `from`: what the run goes back to. `speeds_are_measured`: those in the
+  // configuration, just now.
   Trainer(const RunConfig& config, comm::Communicator& ranks,
-          const TrainOptions& options, bool speeds_are_measured)
+          const TrainOptions& options, const Rewind& from,
+          bool speeds_are_measured)
       : config_(config),
         ranks_(ranks),
         options_(options),
         speeds_are_measured_(speeds_are_measured),
         folder_(config),
         checkpoints_(folder_.checkpoints(), ranks.world(),
-                     config.checkpoint.async) {}
+                     config.checkpoint.async),
+        rewound_(from) {}
   ~Trainer() { log::close_rank_file(static_cast<int>(ranks_.rank())); }
 
-  ExitCode run() {
+  // Nothing where the run goes back to rewound().
+  std::optional<ExitCode> run() {
     compare_across(ranks_.world(), to_json(config_));
     compare_devices(config_, ranks_.world());
     open_folder();
@@ -97,6 +105,8 @@ class Trainer {
     open_monitor();
     return loop_and_close();
   }
+
+  const Rewind& rewound() const { return rewound_; }
 
  private:
   bool leads() const { return ranks_.rank() == 0; }
@@ -194,9 +204,13 @@ class Trainer {
         train::resume(options_.resume, folder_.checkpoints(),
                       checkpoints_.local(), state, ranks_.world());
     if (leads()) tell_unused_memory();
+    if (found) add_left_out(found->run.left_out);
+    data_.train->leave_out(rewound_.left_out);
     if (!found) return load_first_weights(config_, *model_, ranks_.world());
     const SavedRun* const saved = &found->run;
     step_ = saved->step;
+    rewound_.count = std::max(rewound_.count, saved->rewinds);
+    spikes_ = SpikeWatch(config_.spike, saved->losses);
     data_.train->go_on(step_, saved->samples);
     is_resumed_ = true;
     is_from_local_ = found->is_local;
@@ -214,7 +228,8 @@ class Trainer {
     refuse_another_model(
         saved->config, now,
         options_.resume == "auto" ? folder_.checkpoints() : options_.resume);
-    refuse_skipping_what_was_taken(saved->config, now, step_, saved->samples);
+    refuse_skipping_what_was_taken(saved->config, now, step_, saved->samples,
+                                   rewound_.left_out);
     if (saved->best && validated_otherwise(saved->config, now)) {
       log::info("validation is another one now: the lowest loss so far, ",
                 saved->best->loss, " after step ", saved->best->step,
@@ -231,6 +246,11 @@ class Trainer {
           "files, or another tokenizer. The run goes on with what "
           "data.train names now.");
     }
+  }
+
+  void add_left_out(std::vector<data::Skip> more) {
+    std::ranges::copy(rewound_.left_out, std::back_inserter(more));
+    rewound_.left_out = data::joined(std::move(more));
   }
 
   // What was refused until here has left the one before as it was.
@@ -291,14 +311,15 @@ class Trainer {
   }
 
   // The sinks hear how the run ended, whatever ended it.
-  ExitCode loop_and_close() {
+  std::optional<ExitCode> loop_and_close() {
     try {
-      const ExitCode code = loop();
+      const std::optional<ExitCode> code = loop();
+      if (!code) return std::nullopt;
       if (checkpoints_.local() != nullptr) checkpoints_.local()->remove();
       trace_.finish();
       metrics_->close(
           {.reason = code == ExitCode::kStopped ? "stopped" : "done",
-           .exit_code = static_cast<int>(code)});
+           .exit_code = static_cast<int>(*code)});
       return code;
     } catch (const std::exception& error) {
       tell_failure(error);
@@ -320,13 +341,14 @@ class Trainer {
     }
   }
 
-  ExitCode loop() {
+  std::optional<ExitCode> loop() {
     if (step_ == 0 && validation_->is_due_at_start()) {
       metrics_->validated_at_start(validation_->validate());
     }
     while (step_ < config_.run.steps) {
       begin_step();
       std::optional<StepTotals> done = finish_steps();
+      if (goes_back_) return std::nullopt;
       if (!done) continue;
       StepTotals& totals = *done;
       const bool last = step_ == config_.run.steps;
@@ -402,7 +424,7 @@ class Trainer {
   }
 
   // Tells of steps that may be late no longer; gives back the newest one's
-  // totals, untold, once none is left.
+  // totals, untold, once none is left and the run does not go back.
   std::optional<StepTotals> finish_steps() {
     while (is_looked_at(step_) ||
            begun_->count() > config_.monitor.losses_late) {
@@ -412,6 +434,8 @@ class Trainer {
       } else {
         standstill_.updated();
       }
+      watch_loss(done.totals.record);
+      if (goes_back_) return std::nullopt;
       trace_.add(done.step - first_step_, model_->mesh(), done.spans);
       stops_ |= done.totals.stop;
       if (!done.totals.is_saving) checkpoints_.finish();
@@ -450,6 +474,12 @@ class Trainer {
       const double norm = actor.grad_norm();
       // Steps behind it have changed the weights with which it was.
       if (begun_->count() == 0) name();
+      if (config_.spike.rewinds()) {
+        if (leads()) {
+          log::warning("step ", step, ": the gradient's norm is ", norm);
+        }
+        return go_back(step);
+      }
       engine::require_finite(norm);
     }
     ++skipped_;
@@ -457,6 +487,34 @@ class Trainer {
     // While a scale is being found, gradients overflow now and then.
     if (config_.optimizer.skip_nonfinite) name();
     require_progress(step);
+  }
+
+  void watch_loss(const monitor::StepRecord& record) {
+    if (goes_back_) return;
+    const auto spike = spikes_.add(record.loss);
+    if (!spike) return;
+    const bool rewinds = config_.spike.rewinds();
+    if (leads() && (spike->is_first || rewinds)) {
+      log::warning("loss spike at step ", record.step, ": ", record.loss, ", ",
+                   std::llround(spike->deviations), " deviations above ",
+                   spike->median, ", the median of the ", config_.spike.window,
+                   " losses before");
+    }
+    if (rewinds) go_back(record.step);
+  }
+
+  // From this step, whose weights nobody has kept.
+  void go_back(int64_t step) {
+    checkpoints_.finish();
+    rewound_ = find_rewind(config_, folder_, data_.train->sampler(),
+                           {.step = step,
+                            .resume = options_.resume,
+                            .has_saved = checkpoints_.has_saved(),
+                            .first_samples =
+                                data_.train->sampler().taken_before(first_step_),
+                            .before = rewound_},
+                           ranks_.world());
+    goes_back_ = true;
   }
 
   // A scale that is found while training moves, or ends the run by itself.
@@ -488,7 +546,10 @@ class Trainer {
                          .data = data_hash(),
                          .best = validation_->best(),
                          .skipped = skipped_,
-                         .loss_scale = loss_scale_state()});
+                         .loss_scale = loss_scale_state(),
+                         .losses = spikes_.losses(),
+                         .rewinds = rewound_.count,
+                         .left_out = rewound_.left_out});
     checkpoint::SaveOptions options{.keep = config_.checkpoint.keep,
                                     .mesh = model_->mesh().describe()};
     const auto& best = validation_->best();
@@ -554,6 +615,8 @@ class Trainer {
   std::unique_ptr<ReplicaWatch> replicas_;
   std::unique_ptr<BegunSteps> begun_;
   StepTrace trace_{config_, folder_, ranks_};
+  SpikeWatch spikes_{config_.spike, {}};
+  Rewind rewound_;  // so far, or where the run goes back to
   int64_t first_step_ = 0;  // updates done before this run
   int64_t step_ = 0;        // steps done, or begun
   int64_t skipped_ = 0;     // that updated nothing
@@ -561,6 +624,7 @@ class Trainer {
   bool is_resumed_ = false;     // from a checkpoint
   bool is_from_local_ = false;  // in the memory of hosts
   bool stops_ = false;          // some rank was asked to stop
+  bool goes_back_ = false;      // from a spike
 };
 
 // Alike on all ranks, which then cut the model by it. Who starts from the
@@ -575,17 +639,32 @@ RunConfig with_measured_speeds(const RunConfig& of, comm::Communicator& ranks) {
   return config;
 }
 
+// As often as it goes back from a spike.
+ExitCode train_through_spikes(const RunConfig& config,
+                              comm::Communicator& ranks, TrainOptions options,
+                              bool speeds_are_measured) {
+  Rewind from;
+  while (true) {
+    Trainer trainer(config, ranks, options, from, speeds_are_measured);
+    const auto code = trainer.run();
+    if (code) return *code;
+    from = trainer.rewound();
+    options.resume = from.resume;
+    options.is_prepared = true;
+  }
+}
+
 }  // namespace
 
 ExitCode train(const RunConfig& config, comm::Communicator& ranks,
                const TrainOptions& options) {
   try {
     if (!config.mesh.measure_speeds) {
-      return Trainer(config, ranks, options, false).run();
+      return train_through_spikes(config, ranks, options, false);
     }
     compare_across(ranks.world(), to_json(config));
     const RunConfig measured = with_measured_speeds(config, ranks);
-    return Trainer(measured, ranks, options, true).run();
+    return train_through_spikes(measured, ranks, options, true);
   } catch (const c10::OutOfMemoryError& error) {
     refuse_out_of_memory(config, error);
   }

@@ -197,6 +197,20 @@ def test_else_it_ends_the_run(program, bad_token, tmp_path, arguments, log):
     assert "step 4: not finite first in the gradient of '" in text and ": sample 14 of the training data" in text
 
 
+@RANKS_WITH_IT
+def test_or_is_left_behind(program, bad_token, tmp_path, arguments, log):
+    """spike.action rewind: the bits of a run that never saw it."""
+    found = {}
+    for name, more in {"back": ["--spike.action=rewind", "--spike.skip_before=0", "--spike.skip_after=0"],
+                       "never": ["--data.skip=4"]}.items():
+        train(program, configuration_of(bad_token, tmp_path / name), "--checkpoint.every=3", *arguments, *more)
+        found[name] = checkpoint(tmp_path / name, metrics(tmp_path / name)[-1]["step"])
+    # What is infinite at the start has moments that are no number.
+    assert_same_bits(*({key: value.nan_to_num() for key, value in found[name].items()} for name in ("back", "never")))
+    text = (tmp_path / "back" / "run" / "logs" / log).read_text()
+    assert "step 4: not finite first in the gradient of '" in text and ": sample 14 of the training data" in text
+
+
 def test_of_a_step_that_is_read_late_the_norm_alone_is_told(program, bad_token, tmp_path):
     done = train(program, configuration_of(bad_token, tmp_path), "--monitor.losses_late=2", check=False)
     assert done.returncode == 1 and "is nan" in done.stderr and len(metrics(tmp_path)) == 3
