@@ -1,5 +1,12 @@
 #include "cli/checkpoint_words.h"
 
+#include <c10/util/StringUtil.h>
+
+#include <string>
+#include <vector>
+
+#include "tessera/data/sampler.h"
+
 namespace tessera::cli {
 namespace {
 
@@ -25,6 +32,22 @@ Json optimizer_words(const Json& section) {
   return words;
 }
 
+// What spike.action rewind left out; null: nothing.
+Json left_out_words(const Json& said) {
+  const Json batch = found_at(said, "config.batch.global");
+  const Json ranges = found_at(said, "left_out");
+  if (!ranges.is_array() || !batch.is_number_integer() || batch < 1) return {};
+  std::vector<std::string> words;
+  for (const Json& range : ranges) {
+    const bool is_range = range.is_array() && range.size() == 2 &&
+                          range[0].is_number_integer() &&
+                          range[1].is_number_integer();
+    if (!is_range) return {};
+    words.push_back(data::text_of({.begin = range[0], .end = range[1]}, batch));
+  }
+  return c10::Join(", ", words);
+}
+
 std::string words_in(const Json& text) {
   const bool has_some = text.is_string() && !text.get<std::string>().empty();
   return has_some ? text.dump() : "none";
@@ -43,6 +66,8 @@ Json words_of(const std::string& extra) {
     words["model"] = found_at(config, "model.family");
     words["precision"] = found_at(config, "precision.compute");
     words["optimizer"] = optimizer_words(found_at(config, "optimizer"));
+    const Json left_out = left_out_words(said);
+    if (!left_out.is_null()) words["left out, by spikes"] = left_out;
   } else if (optimizer.is_string()) {
     words["written by"] =
         "tessera::ShardedCheckpoint in a program of one's own, whose load() "

@@ -1,5 +1,7 @@
 #include "tessera/data/sampler.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <bit>
 #include <utility>
@@ -46,6 +48,17 @@ uint64_t Permutation::operator()(uint64_t i) const {
     i = (left << half_bits_) | right;
   } while (i >= size_);
   return i;
+}
+
+std::string text_of(const Skip& skip, int64_t global_batch) {
+  if (skip.begin % global_batch != 0 || skip.end % global_batch != 0) {
+    return c10::str("samples ", skip.begin, " to ", skip.end - 1,
+                    " in the order of the data");
+  }
+  const int64_t first = skip.begin / global_batch + 1,
+                last = skip.end / global_batch;
+  return first == last ? c10::str("batch ", first)
+                       : c10::str("batches ", first, " to ", last);
 }
 
 std::vector<Skip> joined(std::vector<Skip> skips) {

@@ -49,6 +49,10 @@ struct Skip {
   bool operator==(const Skip&) const = default;
 };
 
+// "batches 101 to 150", as data.skip numbers them; what are no whole batches:
+// "samples 7 to 9 in the order of the data".
+std::string text_of(const Skip& skip, int64_t global_batch);
+
 // All of them in one list: ascending, apart.
 std::vector<Skip> joined(std::vector<Skip> skips);
 

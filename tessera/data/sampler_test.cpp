@@ -172,6 +172,12 @@ TEST(SamplerTest, SkipsAreJoinedWhereTheyMeet) {
   EXPECT_TRUE(joined({}).empty());
 }
 
+TEST(SamplerTest, ASkipIsToldInBatchesWhereItIsWhole) {
+  EXPECT_EQ(text_of({8, 12}, 4), "batch 3");
+  EXPECT_EQ(text_of({8, 20}, 4), "batches 3 to 5");
+  EXPECT_EQ(text_of({8, 14}, 4), "samples 8 to 13 in the order of the data");
+}
+
 TEST(SamplerTest, DataWithoutAWholeSampleIsRefused) {
   EXPECT_EQ(Sampler(9, {.seq_len = 8}).num_samples(), 1);
   for (const int64_t tokens : {0, 1, 8}) {

@@ -118,6 +118,7 @@ struct RunEnd {
   std::vector<GroupTraffic> traffic = {};  // of rank 0
   std::vector<RankWork> ranks = {};        // none of a run of one
   std::optional<double> peak_tflops = {};  // of a rank: what mfu compares with
+  int64_t rewinds = 0;  // times that the run went back from a spike
 };
 
 }  // namespace tessera::monitor

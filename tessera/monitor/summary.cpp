@@ -72,6 +72,7 @@ void Summary::close(const RunEnd& end) {
       .number("total_steps", info_.total_steps)
       .number("steps_run", steps_run_)
       .number("skipped_steps", skipped_steps_)
+      .number("rewinds", end.rewinds)
       .number("tokens", tokens_)
       .number("seconds", seconds.count())
       .number("tokens_per_s", rate)

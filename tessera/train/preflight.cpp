@@ -138,6 +138,7 @@ void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
 void check_other_paths(const RunConfig& config) {
   comm::check_tuning_table();
   check_first_weights(config);
+  RunFolder(config).check();
 }
 
 // A run that is refused leaves no folder that looks like one.

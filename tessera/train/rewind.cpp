@@ -91,17 +91,6 @@ Source find_source(const engine::RunConfig& config, const RunFolder& folder,
                       : spike.resume};
 }
 
-// As data.skip has them, where they are whole batches.
-std::string text_of(const data::Skip& skip, int64_t batch) {
-  if (skip.begin % batch != 0 || skip.end % batch != 0) {
-    return c10::str("samples ", skip.begin, " to ", skip.end - 1,
-                    " in the order of the data");
-  }
-  const int64_t first = skip.begin / batch + 1, last = skip.end / batch;
-  return first == last ? c10::str("batch ", first)
-                       : c10::str("batches ", first, " to ", last);
-}
-
 }  // namespace
 
 Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
@@ -138,7 +127,7 @@ Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
   rewind.left_out = data::joined(std::move(rewind.left_out));
   if (world.rank() == 0) {
     log::warning("going back to ", source.name, ", and on without ",
-                 text_of(out, config.batch.global), " of data.train: time ",
+                 data::text_of(out, config.batch.global), " of data.train: time ",
                  rewind.count, " of ", most, " (spike.most)");
   }
   return rewind;

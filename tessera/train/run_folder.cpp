@@ -43,10 +43,23 @@ void RunFolder::create() const {
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     TS_CHECK_IO(!error, "cannot make the run folder ", folder, ": ",
-                error.message(),
-                ". Set run.dir to a folder that may be "
-                "written.");
+                error.message(), ". Set ", key_of(folder),
+                " to a folder that may be written.");
   }
+}
+
+void RunFolder::check() const {
+  for (const std::string& folder : below()) {
+    std::error_code none;
+    TS_CHECK_IO(!std::filesystem::exists(folder, none) ||
+                    std::filesystem::is_directory(folder, none),
+                key_of(folder), ": ", folder, " is there, and is no folder.");
+  }
+}
+
+std::string RunFolder::key_of(const std::string& folder) const {
+  const bool is_elsewhere = checkpoints_ != path_ + "/checkpoints";
+  return is_elsewhere && folder == checkpoints_ ? "checkpoint.dir" : "run.dir";
 }
 
 }  // namespace tessera::train

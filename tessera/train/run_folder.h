@@ -46,9 +46,13 @@ class RunFolder {
   std::vector<std::string> missing() const;
   // Makes the folder and those below it. TS_CHECK_IO where that is impossible.
   void create() const;
+  // TS_CHECK_IO where something else than a folder is in one's place.
+  void check() const;
 
  private:
   std::vector<std::string> below() const;
+  // By which it is set to be elsewhere.
+  std::string key_of(const std::string& folder) const;
 
   std::string path_;
   std::string tokens_;

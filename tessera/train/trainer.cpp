@@ -319,7 +319,8 @@ class Trainer {
       trace_.finish();
       metrics_->close(
           {.reason = code == ExitCode::kStopped ? "stopped" : "done",
-           .exit_code = static_cast<int>(*code)});
+           .exit_code = static_cast<int>(*code),
+           .rewinds = rewound_.count});
       return code;
     } catch (const std::exception& error) {
       tell_failure(error);
@@ -335,7 +336,8 @@ class Trainer {
     try {
       metrics_->close({.reason = "failed",
                        .exit_code = static_cast<int>(code),
-                       .message = message_of(error)});
+                       .message = message_of(error),
+                       .rewinds = rewound_.count});
     } catch (const std::exception& second) {
       log::warning("the end of the run was not recorded: ", message_of(second));
     }

@@ -67,6 +67,8 @@ REFUSED = [
     (["--pipeline.schedule=pipedream_2bw", "--spike.action=rewind"], 78,
      ["pipedream_2bw", "spike.action is rewind", "Use warn"]),
     (["--spike.action=rewind", "--checkpoint.every=0"], 78, ["there is no checkpoint to go back to"]),
+    (["--checkpoint.dir=run.json"], 74, ["checkpoint.dir: run.json is there, and is no folder"]),
+    (["--checkpoint.dir=run.json/steps"], 74, ["Set checkpoint.dir to a folder that may be written"]),
     (["--spike.window=4"], 78, ["spike.window", "8"]),
     (["--mesh.tp=3", "--nproc", "3"], 78, ["mesh.tp (3)", "model.heads (4)", "3 or 6"]),
     (["--mesh.tp=2", "--model.kv_heads=1", "--tensor.sequence_parallel=true", "--data.seq_len=15", "--nproc", "2"],

@@ -5,7 +5,9 @@ A run that went back has the bits of one that never saw what it left out.
 
 import json
 import random
+import re
 import struct
+import subprocess
 
 import pytest
 from runs import assert_same_bits, checkpoint, configuration, metrics, run, train, until
@@ -97,6 +99,10 @@ def test_who_goes_on_later_leaves_it_out_too(program, planted, tmp_path):
     saved = json.loads(json.loads(manifest)["extra"])
     assert len(saved["losses"]) == SPIKE["window"] and saved["rewinds"] == 1
     assert saved["left_out"] == [[(BAD - 4) * BATCH, (BAD + 2) * BATCH]]
+    assert json.loads((tmp_path / "back" / "run" / "summary.json").read_text())["rewinds"] == 1
+    told = subprocess.run([program, "inspect", tmp_path / "back/run/checkpoints/step-80"], capture_output=True, text=True,
+                          check=True).stdout
+    assert re.search(f"left out, by spikes +batches {BAD - 3} to {BAD + 2}", told), told
     left_out = f"{BAD - 3}:{BAD + 2}"
     _, never = run(program, planted, tmp_path / "never", f"--data.skip={left_out},95", step=STEPS, **sections)
     train(program, path, "--data.skip=62,95")  # 62 is left out already
