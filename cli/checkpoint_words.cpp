@@ -1,11 +1,11 @@
 #include "cli/checkpoint_words.h"
 
-#include <c10/util/StringUtil.h>
-
 #include <string>
 #include <vector>
 
+#include "tessera/core/units.h"
 #include "tessera/data/sampler.h"
+#include "tessera/train/state.h"
 
 namespace tessera::cli {
 namespace {
@@ -34,18 +34,16 @@ Json optimizer_words(const Json& section) {
 
 // What spike.action rewind left out; null: nothing.
 Json left_out_words(const Json& said) {
+  if (found_at(said, "left_out").is_null()) return {};
+  const auto saved = train::saved_run_from(said.dump(), "extra");
   const Json batch = found_at(said, "config.batch.global");
-  const Json ranges = found_at(said, "left_out");
-  if (!ranges.is_array() || !batch.is_number_integer() || batch < 1) return {};
+  const bool is_even =
+      batch.is_number_integer() && saved.samples == saved.step * int64_t{batch};
   std::vector<std::string> words;
-  for (const Json& range : ranges) {
-    const bool is_range = range.is_array() && range.size() == 2 &&
-                          range[0].is_number_integer() &&
-                          range[1].is_number_integer();
-    if (!is_range) return {};
-    words.push_back(data::text_of({.begin = range[0], .end = range[1]}, batch));
+  for (const data::Skip& skip : saved.left_out) {
+    words.push_back(data::text_of(skip, is_even ? int64_t{batch} : 0));
   }
-  return c10::Join(", ", words);
+  return some_of(words, 16);
 }
 
 std::string words_in(const Json& text) {

@@ -108,6 +108,10 @@ struct LoadOptions {
 int64_t load(const std::string& step_folder, State& state, comm::Group& world,
              const LoadOptions& options = {});
 
+// What is wrong with its bytes, on any rank; "": nothing. Each rank reads a
+// share of its files. Comm: collective.
+std::string complaint_about(const std::string& step_folder, comm::Group& world);
+
 // From the newest checkpoint in `folder` that is good, saying why of each that
 // is not. std::nullopt where there is none at all; throws where all are bad.
 std::optional<int64_t> load_latest(const std::string& folder, State& state,

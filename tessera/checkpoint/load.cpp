@@ -276,6 +276,17 @@ int64_t load(const std::string& step_folder, State& state, comm::Group& world,
   return loading.step();
 }
 
+std::string complaint_about(const std::string& step_folder,
+                            comm::Group& world) {
+  return first_complaint_of(world, "checkpoint: reading " + step_folder, [&] {
+    const Manifest manifest = read_manifest(step_folder);
+    for (auto file = world.rank(); file < std::ssize(manifest.files);
+         file += world.size()) {
+      verify_file(step_folder, manifest, manifest.files[file]);
+    }
+  });
+}
+
 std::optional<int64_t> load_latest(const std::string& folder, State& state,
                                    comm::Group& world,
                                    const LoadOptions& options) {

@@ -17,7 +17,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tessera/data/hold_out.h"
@@ -83,9 +82,7 @@ class Dataset {
   // See Sampler::go_on().
   void go_on(int64_t step, int64_t taken) { sampler_.go_on(step, taken); }
   // See Sampler::leave_out().
-  void leave_out(std::vector<Skip> more) {
-    sampler_.leave_out(std::move(more));
-  }
+  void leave_out(const std::vector<Skip>& more) { sampler_.leave_out(more); }
 
  private:
   int64_t num_targets_of(int64_t sample, int64_t depth) const;

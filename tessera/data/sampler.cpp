@@ -51,7 +51,8 @@ uint64_t Permutation::operator()(uint64_t i) const {
 }
 
 std::string text_of(const Skip& skip, int64_t global_batch) {
-  if (skip.begin % global_batch != 0 || skip.end % global_batch != 0) {
+  if (global_batch == 0 || skip.begin % global_batch != 0 ||
+      skip.end % global_batch != 0) {
     return c10::str("samples ", skip.begin, " to ", skip.end - 1,
                     " in the order of the data");
   }
@@ -61,7 +62,9 @@ std::string text_of(const Skip& skip, int64_t global_batch) {
                        : c10::str("batches ", first, " to ", last);
 }
 
-std::vector<Skip> joined(std::vector<Skip> skips) {
+std::vector<Skip> joined(std::vector<Skip> skips,
+                         const std::vector<Skip>& more) {
+  skips.insert(skips.end(), more.begin(), more.end());
   std::ranges::sort(skips, {}, &Skip::begin);
   std::vector<Skip> all;
   for (const Skip& skip : skips) {
@@ -109,9 +112,8 @@ Mixture::Place Sampler::place_of(int64_t sample) const {
   return {source, sample - starts_[source]};
 }
 
-void Sampler::leave_out(std::vector<Skip> more) {
-  more.insert(more.end(), options_.skips.begin(), options_.skips.end());
-  options_.skips = joined(std::move(more));
+void Sampler::leave_out(const std::vector<Skip>& more) {
+  options_.skips = joined(std::move(options_.skips), more);
 }
 
 int64_t Sampler::position_of(int64_t taken) const {

@@ -13,7 +13,8 @@
 //         behind the samples of the sources before s.
 // Skips:  ranges of positions that are left out: what is taken next comes from
 //         behind them, as if the data's order had not had them.
-// Resume: the step is all that there is to remember.
+// Resume: the step is all that there is to remember, and what was left out
+//         beside the options' skips.
 // Errors: TS_CHECK_CONFIG where the data has no whole sample.
 // Source: the permutation is a Feistel network with cycle walking: Black and
 //         Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
@@ -49,12 +50,14 @@ struct Skip {
   bool operator==(const Skip&) const = default;
 };
 
-// "batches 101 to 150", as data.skip numbers them; what are no whole batches:
-// "samples 7 to 9 in the order of the data".
+// "batches 101 to 150", as data.skip numbers them; where they are no whole ones,
+// or `global_batch` is 0 since steps took others: "samples 7 to 9 in the order
+// of the data".
 std::string text_of(const Skip& skip, int64_t global_batch);
 
-// All of them in one list: ascending, apart.
-std::vector<Skip> joined(std::vector<Skip> skips);
+// Both in one list: ascending, apart.
+std::vector<Skip> joined(std::vector<Skip> skips,
+                         const std::vector<Skip>& more = {});
 
 struct SamplerOptions {
   int64_t seq_len = 256;
@@ -87,7 +90,7 @@ class Sampler {
     offset_ = taken - step * options_.global_batch;
   }
   // Beside options().skips, from here on.
-  void leave_out(std::vector<Skip> more);
+  void leave_out(const std::vector<Skip>& more);
   int64_t taken_before(int64_t step) const {
     return offset_ + step * options_.global_batch;
   }

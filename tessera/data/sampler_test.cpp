@@ -176,6 +176,7 @@ TEST(SamplerTest, ASkipIsToldInBatchesWhereItIsWhole) {
   EXPECT_EQ(text_of({8, 12}, 4), "batch 3");
   EXPECT_EQ(text_of({8, 20}, 4), "batches 3 to 5");
   EXPECT_EQ(text_of({8, 14}, 4), "samples 8 to 13 in the order of the data");
+  EXPECT_EQ(text_of({8, 12}, 0), "samples 8 to 11 in the order of the data");
 }
 
 TEST(SamplerTest, DataWithoutAWholeSampleIsRefused) {

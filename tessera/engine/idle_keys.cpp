@@ -136,8 +136,12 @@ class IdleKeys {
     note(!checkpoint.saves_locally(), {"checkpoint.local_dir"},
          "is not used while checkpoint.local_every is 0");
     note(!config_.spike.rewinds(),
-         {"spike.skip_before", "spike.skip_after", "spike.most"},
+         {"spike.skip_before", "spike.skip_after", "spike.max_rewinds"},
          "is not used by spike.action " + config_.spike.action);
+    note(config_.spike.window >= config_.run.steps,
+         {"spike.window", "spike.deviations"},
+         "is not used in " + std::to_string(config_.run.steps) +
+             " steps: a loss is compared with a whole window before it");
     note(config_.spike.action == "none", {"spike.window", "spike.deviations"},
          "is not used by spike.action none");
     note(checkpoint.saves_locally() && checkpoint.every > 0 &&

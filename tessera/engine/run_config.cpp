@@ -255,8 +255,7 @@ void RunConfig::declare(config::Section& section) {
   section.section("optimizer", optimizer, "how weights are updated");
   section.section("schedule", schedule, "the learning rate over the run");
   section.section("validate", validate, "when held-out data is measured");
-  section.section("spike", spike,
-                  "what a loss far above those before it does");
+  section.section("spike", spike, "what a loss far above those before it does");
   section.section("comm", comm, "how ranks talk");
   section.section("checkpoint", checkpoint, "what a run can be resumed from");
   section.section("monitor", monitor, "what is told about the run");

@@ -112,7 +112,7 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
        {"validate", {"every", "samples", "at_start", "patience", "ema"}},
        {"spike",
         {"action", "window", "deviations", "skip_before", "skip_after",
-         "most"}},
+         "max_rewinds"}},
        {"comm", {"backend", "algorithm", "timeout_s", "silence_s"}},
        {"checkpoint",
         {"every", "keep", "keep_best", "async", "dir", "local_every",

@@ -8,8 +8,8 @@ void SpikeConfig::declare(config::Section& section) {
       .key("action", action,
            "what a step with such a loss does: warn: a line in the log; "
            "rewind: the run goes back to a checkpoint before it, and on "
-           "without the batches around it; so it does where a gradient is not "
-           "finite and would end the run")
+           "without the batches around it; so it does where one gradient that "
+           "is not finite would end the run")
       .one_of({"none", "warn", "rewind"});
   section
       .key("window", window,
@@ -20,7 +20,7 @@ void SpikeConfig::declare(config::Section& section) {
   section
       .key("deviations", deviations,
            "by which it lies above their median; one is 1.4826 times their "
-           "median distance from it, and 1% of it at least")
+           "median absolute deviation, and at least 1% of the median and 0.001")
       .at_least(1)
       .at_most(1e6);
   section
@@ -30,12 +30,11 @@ void SpikeConfig::declare(config::Section& section) {
            "oldest there is")
       .at_least(0)
       .at_most(kMostBatches);
-  section
-      .key("skip_after", skip_after, "of rewind: batches behind it")
+  section.key("skip_after", skip_after, "of rewind: batches behind it")
       .at_least(0)
       .at_most(kMostBatches);
   section
-      .key("most", most,
+      .key("max_rewinds", max_rewinds,
            "of rewind: times that the run goes back; the spike behind them "
            "ends it")
       .at_least(1)

@@ -19,7 +19,7 @@ struct SpikeConfig {
   double deviations = 6;
   int64_t skip_before = 100;  // batches
   int64_t skip_after = 100;
-  int64_t most = 5;  // times that a run goes back
+  int64_t max_rewinds = 5;  // times that a run goes back
   bool rewinds() const { return action == "rewind"; }
   void declare(config::Section& section);
 };

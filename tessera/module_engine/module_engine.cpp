@@ -42,7 +42,7 @@ void require_masters(const torch::nn::Module& module) {
   }
 }
 
-FullyShardOptions options_of(const torch::nn::Module& module,
+FullyShardOptions options_of(torch::nn::Module& module,
                              const detail::ModuleSettings& settings,
                              const InitializeOptions& options) {
   check_experts(module, settings);

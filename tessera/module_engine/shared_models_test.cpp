@@ -11,13 +11,13 @@
 
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/agree.h"
-#include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/module_engine/sharded_checkpoint.h"
 #include "tessera/wrappers/distributed_data_parallel.h"
 #include "tessera/wrappers/moe.h"
 #include "tessera/wrappers/parallelize.h"
 #include "tessera/wrappers/pipe.h"
+#include "tests/support/failure_of_ranks.h"
 #include "tests/support/small_net.h"
 
 namespace tessera {
@@ -262,19 +262,9 @@ TEST(SharedModels, WhatSeveralHoldIsWrittenOnce) {
   EXPECT_GT(std::ranges::min(shared), 0.1 * static_cast<double>(alone[0]));
 }
 
-std::string error_of(int64_t world,
-                     const std::function<void(Communicator&)>& body) {
-  try {
-    comm::run_threads(world, "shm", body);
-  } catch (const std::exception& error) {
-    return message_of(error);
-  }
-  return "";
-}
-
 TEST(SharedModels, RefuseNamesThatTwoStagesHave) {
   const TemporaryFolder folder;
-  const auto error = error_of(2, [&](Communicator& ranks) {
+  const auto error = testing::failure_of_ranks(2, [&](Communicator& ranks) {
     const nn::Linear linear(3, 3);
     torch::optim::Adam optimizer(linear->parameters(), kLr);
     const std::vector<PipelineStage> stages = {{linear, ranks.rank(), 2}};
@@ -287,7 +277,7 @@ TEST(SharedModels, RefuseNamesThatTwoStagesHave) {
 // Its parameters() are shards, each of which would pass for the whole.
 TEST(SharedModels, RefuseAModuleWithoutWhatShardsIt) {
   const TemporaryFolder folder;
-  const auto error = error_of(2, [&](Communicator& ranks) {
+  const auto error = testing::failure_of_ranks(2, [&](Communicator& ranks) {
     nn::Sequential net(nn::Linear(4, 4));
     const auto model = fully_shard(net, DeviceMesh({.dp_shard = 2}, 2), ranks);
     torch::optim::Adam optimizer(net->parameters(), kLr);
@@ -298,7 +288,7 @@ TEST(SharedModels, RefuseAModuleWithoutWhatShardsIt) {
 
 TEST(SharedModels, RefuseStagesOfOnesOwnWithTheSameNames) {
   const TemporaryFolder folder;
-  const auto error = error_of(2, [&](Communicator& ranks) {
+  const auto error = testing::failure_of_ranks(2, [&](Communicator& ranks) {
     auto part = fully_shard(nn::Linear(3, 3), DeviceMesh({.pp = 2}, 2), ranks,
                             {.zero_stage = 0});
     torch::optim::Adam optimizer(part.module()->parameters(), kLr);
@@ -309,7 +299,7 @@ TEST(SharedModels, RefuseStagesOfOnesOwnWithTheSameNames) {
 
 TEST(SharedModels, RefuseExpertsThatNobodyCanTellApart) {
   const TemporaryFolder folder;
-  const auto error = error_of(2, [&](Communicator& ranks) {
+  const auto error = testing::failure_of_ranks(2, [&](Communicator& ranks) {
     const DeviceMesh mesh({.dp_shard = 2, .ep = 2}, 2);
     MoE moe(4, 4, 2, [] { return nn::Linear(4, 4); }, mesh, ranks);
     torch::optim::Adam optimizer(moe->parameters(), kLr);

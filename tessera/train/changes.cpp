@@ -3,9 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <iterator>
 #include <string_view>
-#include <utility>
 
 #include "tessera/comm/agree.h"
 #include "tessera/core/config_changes.h"
@@ -187,10 +185,9 @@ void refuse_skipping_what_was_taken(const std::string& saved,
   // Those before the last sample that was taken.
   const auto passed = [&](const std::vector<std::string>& skip) {
     int64_t last = samples - 1;
-    std::vector<data::Skip> all, skips = left_out;
-    std::ranges::copy(data::DataConfig{.skip = skip}.skips(batch),
-                      std::back_inserter(skips));
-    for (const auto& each : data::joined(std::move(skips))) {
+    std::vector<data::Skip> all;
+    const auto skips = data::DataConfig{.skip = skip}.skips(batch);
+    for (const auto& each : data::joined(skips, left_out)) {
       if (last < each.begin) break;
       last += each.end - each.begin;
       all.push_back(each);
@@ -198,9 +195,9 @@ void refuse_skipping_what_was_taken(const std::string& saved,
     return all;
   };
   TS_CHECK_CONFIG(
-      passed(before) == passed(after), "data.skip is ",
-      c10::Join(", ", after), ", but the checkpoint after step ", step,
-      " was trained with ", before.empty() ? "none" : c10::Join(", ", before),
+      passed(before) == passed(after), "data.skip is ", c10::Join(", ", after),
+      ", but the checkpoint after step ", step, " was trained with ",
+      before.empty() ? "none" : c10::Join(", ", before),
       ", and what it has taken cannot be left out any more. Go on from a "
       "checkpoint before it (--resume PATH), or set data.skip back.");
 }

@@ -150,8 +150,9 @@ TEST(Changes, WhatWasTakenCannotBeSkippedAnyMore) {
   const int64_t batch = small().batch.global;
   const auto refused = [&](const std::string& before, const std::string& now,
                            int64_t step, int64_t samples) {
-    return testing::failure_of(
-        [&] { refuse_skipping_what_was_taken(before, now, step, samples, {}); });
+    return testing::failure_of([&] {
+      refuse_skipping_what_was_taken(before, now, step, samples, {});
+    });
   };
   const std::string none = skipping({}), behind = skipping({"11:20"});
   EXPECT_EQ(refused(none, none, 10, 7), "");
@@ -160,12 +161,12 @@ TEST(Changes, WhatWasTakenCannotBeSkippedAnyMore) {
   EXPECT_EQ(refused(behind, behind, 15, 15 * batch), "");
   EXPECT_EQ(refused(behind, skipping({"11:20", "26"}), 15, 15 * batch), "");
   // 11:20 went when the run was behind batch 10, by data.skip or by itself.
-  EXPECT_THAT(
-      testing::failure_of([&] {
-        refuse_skipping_what_was_taken(none, skipping({"12"}), 11, 11 * batch,
-                                       {{10 * batch, 20 * batch}});
-      }),
-      "");
+  EXPECT_THAT(testing::failure_of([&] {
+                refuse_skipping_what_was_taken(none, skipping({"12"}), 11,
+                                               11 * batch,
+                                               {{10 * batch, 20 * batch}});
+              }),
+              "");
   EXPECT_THAT(refused(none, behind, 11, 11 * batch),
               HasSubstr("data.skip is 11:20, but the checkpoint after step 11 "
                         "was trained with none"));

@@ -44,9 +44,7 @@ bool goes_on(const RunConfig& config, const RunFolder& folder,
            (config.checkpoint.saves_locally() &&
             checkpoint::has_local_checkpoints(folder.checkpoints()));
   }
-  std::error_code none;  // "never" is no folder
-  return std::filesystem::equivalent(std::filesystem::path(resume) / "..",
-                                     folder.checkpoints(), none);
+  return folder.is_own(resume);
 }
 
 // The tokenizer that the checkpoint was trained with which the run goes on

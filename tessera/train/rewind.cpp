@@ -4,21 +4,25 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <map>
 #include <optional>
-#include <system_error>
+#include <sstream>
 #include <utility>
 
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/local_place.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/train/state.h"
 
 namespace tessera::train {
 namespace {
-
-namespace fs = std::filesystem;
 
 // Where a run can go on from.
 struct Source {
@@ -27,68 +31,136 @@ struct Source {
   std::string name;     // for people
 };
 
-// Of this line of steps, newest first: one that a run went back to is committed
-// behind those that it left, whose steps lie behind it.
-std::vector<int64_t> steps_of_this_line(const std::string& checkpoints) {
+// Those that stand on the newest commit's line of steps, it first, each with
+// the one that it was trained on from. What a run left by going back is on
+// another: it may have been replaced since, by a later commit.
+std::vector<int64_t> steps_of_this_line(const RunFolder& folder) {
   std::vector<int64_t> steps;
-  for (const auto& found : checkpoint::list_checkpoints(checkpoints)) {
+  std::optional<int64_t> next;
+  std::map<int64_t, checkpoint::Manifest> good;
+  for (const auto& found : checkpoint::list_checkpoints(folder.checkpoints())) {
     if (!found.complaint.empty()) continue;
-    if (steps.empty() || found.step < steps.back()) steps.push_back(found.step);
+    if (!next) next = found.step;
+    good[found.step] =
+        checkpoint::read_manifest(folder.checkpoint_of(found.step));
+  }
+  int64_t sequence = std::numeric_limits<int64_t>::max();
+  while (next) {
+    const auto found = good.find(*next);
+    const bool is_before = found != good.end() &&
+                           found->second.sequence < sequence &&
+                           (steps.empty() || *next < steps.back());
+    if (!is_before) break;
+    steps.push_back(*next);
+    sequence = found->second.sequence;
+    next = found->second.parent;
   }
   return steps;
 }
 
-// The newest that lies far enough before the spike, else the oldest.
-std::optional<int64_t> step_to_go_to(const std::string& checkpoints,
-                                     int64_t spike, int64_t before) {
-  std::optional<int64_t> found;
-  for (const int64_t step : steps_of_this_line(checkpoints)) {
-    if (step >= spike) continue;
-    found = step;
-    if (step < spike - before) break;
+// Those before the spike: first what lies far enough before it, from the newest
+// on, then what is nearer, from the oldest on.
+std::vector<int64_t> steps_to_go_to(const RunFolder& folder,
+                                    const SpikePlace& spike,
+                                    int64_t skip_before) {
+  std::vector<int64_t> far, near;
+  for (const int64_t step : steps_of_this_line(folder)) {
+    if (step >= spike.step || step <= spike.began_at) continue;
+    const bool is_far = step < spike.step - skip_before;
+    is_far ? far.push_back(step) : near.push_back(step);
   }
-  return found;
+  std::ranges::reverse_copy(near, std::back_inserter(far));
+  return far;
 }
 
-Source source_in(const checkpoint::Manifest& manifest,
-                 const std::string& folder) {
-  return {.resume = folder,
-          .samples = saved_run_from(manifest.extra, folder).samples,
-          .name = c10::str("the checkpoint after step ", manifest.step)};
-}
-
-// Whether the run goes on from its own checkpoints by now.
-bool is_of_own(const SpikePlace& spike, const std::string& checkpoints) {
-  if (spike.resume == "auto" || spike.has_saved) return true;
-  std::error_code none;
-  return fs::equivalent(fs::path(spike.resume) / "..", checkpoints, none);
-}
-
-Source find_source(const engine::RunConfig& config, const RunFolder& folder,
-                   const SpikePlace& spike) {
-  const std::string checkpoints = folder.checkpoints();
-  if (is_of_own(spike, checkpoints)) {
-    const auto step =
-        step_to_go_to(checkpoints, spike.step, config.spike.skip_before);
-    if (step) {
-      const std::string path = c10::str(checkpoints, "/step-", *step);
-      return source_in(checkpoint::read_manifest(path), path);
-    }
-    const std::string local =
-        config.checkpoint.saves_locally()
-            ? checkpoint::newest_local_checkpoint(folder.local())
-            : "";
-    if (!local.empty()) {
-      Source found = source_in(checkpoint::read_manifest_alone(local), local);
-      found.resume = "auto";
-      return found;
-    }
+// Where no checkpoint of its folder is one to go back to.
+Source source_beside(const engine::RunConfig& config, const RunFolder& folder,
+                     const SpikePlace& spike, bool is_own) {
+  const std::string local =
+      is_own && config.checkpoint.saves_locally()
+          ? checkpoint::newest_local_checkpoint(folder.local())
+          : "";
+  if (!local.empty()) {
+    const auto manifest = checkpoint::read_manifest_alone(local);
+    return {.resume = "auto",
+            .samples = saved_run_from(manifest.extra, local).samples,
+            .name = c10::str("the checkpoint after step ", manifest.step)};
   }
+  const bool is_path = spike.resume != "auto" && spike.resume != "never";
   return {.resume = spike.resume,
           .samples = spike.first_samples,
-          .name = spike.resume == "auto" || spike.resume == "never"
-                      ? "the beginning"
-                      : spike.resume};
+          .name = is_path ? spike.resume : "the beginning"};
+}
+
+// Rank 0's work, whose failure all ranks hear of.
+void on_rank_0(comm::Group& world, const std::string& doing,
+               const std::function<void()>& work) {
+  const std::string complaint = comm::first_complaint_of(world, doing, [&] {
+    if (world.rank() == 0) work();
+  });
+  TS_CHECK_IO(complaint.empty(), complaint);
+}
+
+// The first whose bytes are as they were written; nothing: there is none.
+std::optional<int64_t> first_good_of(const std::vector<int64_t>& steps,
+                                     const RunFolder& folder,
+                                     comm::Group& world) {
+  for (const int64_t step : steps) {
+    const std::string path = folder.checkpoint_of(step);
+    const std::string complaint = checkpoint::complaint_about(path, world);
+    if (complaint.empty()) return step;
+    if (world.rank() == 0) {
+      log::warning("checkpoint: ", path, " is not used: ", complaint);
+    }
+  }
+  return std::nullopt;
+}
+
+// The same on every rank.
+Source find_source(const engine::RunConfig& config, const RunFolder& folder,
+                   const SpikePlace& spike, comm::Group& world) {
+  const auto& resume = spike.resume;
+  const bool is_own =
+      resume == "auto" || spike.has_saved || folder.is_own(resume);
+  const char* const doing = "looking for a checkpoint before a spike";
+  std::vector<int64_t> steps;
+  on_rank_0(world, doing, [&] {
+    if (!is_own) return;
+    steps = steps_to_go_to(folder, spike, config.spike.skip_before);
+  });
+  steps = comm::numbers_of_rank_0(world, std::move(steps));
+  const auto step = first_good_of(steps, folder, world);
+  Source source;
+  on_rank_0(world, doing, [&] {
+    if (!step) {
+      source = source_beside(config, folder, spike, is_own);
+      return;
+    }
+    const std::string path = folder.checkpoint_of(*step);
+    const auto manifest = checkpoint::read_manifest(path);
+    source = {.resume = path,
+              .samples = saved_run_from(manifest.extra, path).samples,
+              .name = c10::str("the checkpoint after step ", *step)};
+  });
+  source.resume = comm::text_of_rank_0(world, source.resume);
+  source.samples = comm::numbers_of_rank_0(world, {source.samples})[0];
+  return source;
+}
+
+std::string file_of(const RunFolder& folder) {
+  return folder.checkpoints() + "/rewound";
+}
+
+// "step-50 7" and "2": it went back to commit 7 of the folder, for the second
+// time; then a line of each range.
+void keep(const RunFolder& folder, const Rewind& rewind) {
+  const auto manifest = checkpoint::read_manifest(rewind.resume);
+  std::string text = c10::str("step-", manifest.step, " ", manifest.sequence,
+                              "\n", rewind.num_rewinds, "\n");
+  for (const auto& [begin, end] : rewind.left_out) {
+    text += c10::str(begin, " ", end, "\n");
+  }
+  write_file_atomic(file_of(folder), text);
 }
 
 }  // namespace
@@ -96,41 +168,71 @@ Source find_source(const engine::RunConfig& config, const RunFolder& folder,
 Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
                    const data::Sampler& sampler, const SpikePlace& spike,
                    comm::Group& world) {
-  const auto& [action, window, deviations, before, after, most] = config.spike;
-  TS_CHECK(spike.before.count < most, "the spike at step ", spike.step,
-           " comes after the run has gone back ", spike.before.count,
-           " times, which is all that spike.most allows. Batches are not what "
-           "makes it: go on from an earlier checkpoint (--resume PATH) with a "
-           "lower optimizer.lr or a smaller optimizer.clip_norm, or set "
-           "spike.most higher.");
-  Source source;
-  const std::string complaint = comm::first_complaint_of(
-      world, "looking for a checkpoint before a spike", [&] {
-        if (world.rank() == 0) source = find_source(config, folder, spike);
-      });
-  TS_CHECK_IO(complaint.empty(), complaint);
-  source.resume = comm::text_of_rank_0(world, source.resume);
-  source.samples = comm::numbers_of_rank_0(world, {source.samples})[0];
-
-  // The spike's step counts from 1, those of the sampler from 0.
-  const int64_t step = spike.step - 1;
-  const int64_t first =
-      std::max(source.samples, sampler.taken_before(step - before));
-  const data::Skip out = {
-      .begin = sampler.position_of(first),
-      .end = sampler.position_of(sampler.taken_before(step + after + 1) - 1) +
-             1};
-  Rewind rewind = spike.before;
-  rewind.resume = source.resume;
-  ++rewind.count;
-  rewind.left_out.push_back(out);
-  rewind.left_out = data::joined(std::move(rewind.left_out));
-  if (world.rank() == 0) {
-    log::warning("going back to ", source.name, ", and on without ",
-                 data::text_of(out, config.batch.global), " of data.train: time ",
-                 rewind.count, " of ", most, " (spike.most)");
+  const int64_t max_rewinds = config.spike.max_rewinds;
+  TS_CHECK(spike.so_far.num_rewinds < max_rewinds, "the spike at step ",
+           spike.step, " comes after the run has gone back ",
+           spike.so_far.num_rewinds,
+           " times, which is all that spike.max_rewinds allows. Batches are "
+           "not what makes it: go on from an earlier checkpoint (--resume "
+           "PATH) with a lower optimizer.lr or a smaller optimizer.clip_norm, "
+           "or set spike.max_rewinds higher.");
+  const Source source = find_source(config, folder, spike, world);
+  const int64_t step = spike.step - 1;  // the sampler counts from 0
+  const int64_t first = std::max(
+      source.samples, sampler.taken_before(step - config.spike.skip_before));
+  const int64_t behind =
+      sampler.taken_before(step + config.spike.skip_after + 1);
+  const data::Skip out = {.begin = sampler.position_of(first),
+                          .end = sampler.position_of(behind - 1) + 1};
+  Rewind next = spike.so_far;
+  next.resume = source.resume;
+  ++next.num_rewinds;
+  next.left_out = data::joined(std::move(next.left_out), {out});
+  if (world.rank() != 0) return next;
+  const bool is_even = sampler.taken_before(0) == 0;
+  log::warning("going back to ", source.name, ", and on without ",
+               data::text_of(out, is_even ? config.batch.global : 0),
+               " of data.train: ", next.num_rewinds, " of ", max_rewinds,
+               " times (spike.max_rewinds)");
+  if (folder.is_own(next.resume)) {
+    const std::string complaint =
+        comm::complaint_of([&] { keep(folder, next); });
+    if (!complaint.empty()) log::warning(complaint);
   }
-  return rewind;
+  return next;
+}
+
+Rewind kept_rewind(const RunFolder& folder, int64_t step, comm::Group& world) {
+  std::string text;
+  on_rank_0(world, "reading " + file_of(folder), [&] {
+    if (std::filesystem::exists(file_of(folder))) {
+      text = read_file(file_of(folder));
+    }
+  });
+  text = comm::text_of_rank_0(world, text);
+  if (text.empty()) return {};
+  std::istringstream lines(text);
+  std::string name;
+  int64_t sequence = 0;
+  Rewind kept;
+  data::Skip range;
+  lines >> name >> sequence >> kept.num_rewinds;
+  bool is_good = lines && kept.num_rewinds > 0;
+  while (is_good && lines >> range.begin) {
+    is_good = static_cast<bool>(lines >> range.end);
+    kept.left_out.push_back(range);
+  }
+  TS_CHECK_IO(is_good && lines.eof(), file_of(folder),
+              ": must be what a run wrote when it went back from a spike. "
+              "Without this file it is not known what it left out.");
+  require_ranges(kept.left_out, file_of(folder));
+  std::vector<int64_t> is_of_it = {0};
+  on_rank_0(world, "reading a manifest", [&] {
+    const std::string path = folder.checkpoint_of(step);
+    is_of_it[0] = path.ends_with("/" + name) &&
+                  checkpoint::read_manifest(path).sequence == sequence;
+  });
+  return comm::numbers_of_rank_0(world, is_of_it)[0] ? kept : Rewind();
 }
 
 }  // namespace tessera::train

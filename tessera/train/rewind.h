@@ -4,9 +4,11 @@
 // The run begins again there, in the same process, as one that is resumed with
 // these samples in data.skip: it computes the bits of a run that never saw
 // them. Checkpoints keep what was left out, so that whoever goes on from them
-// leaves it out too.
-// Comm:   find_rewind() is collective: rank 0 looks, the others hear of it.
-// Errors: TS_CHECK on the spike behind the last time that spike.most allows.
+// leaves it out too. Until there is one, a file beside that to which the run
+// went back does: `rewound`.
+// Comm:   collective; all ranks read what they go back to, for its checksums.
+// Errors: TS_CHECK on the spike behind the last time that spike.max_rewinds
+//         allows. What is damaged is not gone back to, but to what is older.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +23,9 @@
 namespace tessera::train {
 
 struct Rewind {
-  std::string resume;  // TrainOptions::resume
-  int64_t count = 0;   // times that the run went back, with this one
-  std::vector<data::Skip> left_out = {};  // each time, in samples
+  std::string resume;                     // TrainOptions::resume
+  int64_t num_rewinds = 0;                // with this one
+  std::vector<data::Skip> left_out = {};  // by all of them
 };
 
 // How the run stands when its step has a spike.
@@ -32,12 +34,17 @@ struct SpikePlace {
   std::string resume;         // as it was begun
   bool has_saved = false;     // since then
   int64_t first_samples = 0;  // taken before it was begun
-  Rewind before;              // what went before
+  int64_t began_at = 0;       // SavedRun's
+  Rewind so_far;
 };
 
 // `sampler`: as the step took its samples.
 Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
                    const data::Sampler& sampler, const SpikePlace& spike,
                    comm::Group& world);
+
+// What a run had left out when it went back to this checkpoint of its own, and
+// was ended before the next one. Comm: collective; rank 0 looks.
+Rewind kept_rewind(const RunFolder& folder, int64_t step, comm::Group& world);
 
 }  // namespace tessera::train

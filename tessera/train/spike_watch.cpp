@@ -9,16 +9,18 @@
 namespace tessera::train {
 namespace {
 
-// A normal distribution's deviation over its median distance from the median.
+// A normal distribution's deviation over its median absolute deviation.
 constexpr double kOfNormal = 1.4826;
-// What is quiet, or learned by heart, has spikes of no size.
-constexpr double kLeastPart = 0.01;
+// Of the median, and in nats: losses that are quiet, or of what is learned by
+// heart, would be spikes by next to nothing.
+constexpr double kLeastPart = 0.01, kLeast = 1e-3;
 
 }  // namespace
 
 SpikeWatch::SpikeWatch(const engine::SpikeConfig& config,
                        const std::vector<double>& losses)
     : config_(config) {
+  if (config.action == "none") return;
   for (const double loss : losses) keep(loss);
 }
 
@@ -37,8 +39,8 @@ std::optional<SpikeWatch::Spike> SpikeWatch::compare(double loss) const {
   const double median = lower_median(before);
   std::vector<double> distances;
   for (const double each : before) distances.push_back(std::abs(each - median));
-  const double deviation = std::max(kOfNormal * lower_median(distances),
-                                    kLeastPart * std::abs(median));
+  const double deviation = std::max({kOfNormal * lower_median(distances),
+                                     kLeastPart * std::abs(median), kLeast});
   const double deviations = (loss - median) / deviation;
   if (!(deviations > config_.deviations)) return std::nullopt;
   return Spike{.median = median, .deviations = deviations};

@@ -1,7 +1,7 @@
 // A loss far above those before it, once a window of them is full.
 //
-// Robust to the spikes themselves: their median and their median distance from
-// it stand for mean and deviation. A level that stays is the new one once it is
+// Robust to the spikes themselves: median and median absolute deviation stand
+// for mean and deviation. A level that stays is the new one once it is
 // half of the window.
 // Threads: one.
 #pragma once
@@ -29,7 +29,9 @@ class SpikeWatch {
 
   // Each step's, in their order. What is no number does not count.
   std::optional<Spike> add(double loss);
-  std::vector<double> losses() const { return {losses_.begin(), losses_.end()}; }
+  std::vector<double> losses() const {
+    return {losses_.begin(), losses_.end()};
+  }
 
  private:
   std::optional<Spike> compare(double loss) const;

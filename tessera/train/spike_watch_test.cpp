@@ -64,9 +64,12 @@ TEST(SpikeWatch, ALevelThatStaysIsTheNewOne) {
 }
 
 TEST(SpikeWatch, WhatIsLearnedByHeartHasSpikesOfSomeSizeAlone) {
-  SpikeWatch watch({}, std::vector<double>(kWindow, 1e-4));
-  EXPECT_FALSE(watch.add(1.05e-4));
-  EXPECT_TRUE(watch.add(1.07e-4));
+  SpikeWatch quiet({}, std::vector<double>(kWindow, 2.0));
+  EXPECT_FALSE(quiet.add(2.11));
+  EXPECT_TRUE(quiet.add(2.13));
+  SpikeWatch known({}, std::vector<double>(kWindow, 0.0));
+  EXPECT_FALSE(known.add(0.0059));
+  EXPECT_TRUE(known.add(0.0061));
 }
 
 TEST(SpikeWatch, WhatIsNoNumberDoesNotCount) {
@@ -90,7 +93,7 @@ TEST(SpikeWatch, ItGoesOnFromTheLossesOfACheckpoint) {
 }
 
 TEST(SpikeWatch, NoneIsLookedForWhereNoneIsAskedFor) {
-  SpikeWatch watch({.action = "none"}, {});
+  SpikeWatch watch({.action = "none"}, {3, 3, 3});
   for (int64_t step = 0; step < 2 * kWindow; ++step) watch.add(3);
   EXPECT_FALSE(watch.add(30));
   EXPECT_TRUE(watch.losses().empty());

@@ -13,6 +13,9 @@
 namespace tessera::train {
 namespace {
 
+// Of a run: what is more is no number of samples.
+constexpr int64_t kMostSamples = int64_t{1} << 50;
+
 checkpoint::TensorEntry entry_of(const std::string& name,
                                  const mesh::Layout& layout,
                                  const at::Tensor& local,
@@ -117,21 +120,20 @@ std::vector<data::Skip> left_out_in(const detail::Json& json,
   for (const auto& range : json["left_out"]) {
     TS_CHECK_IO(range.is_array() && range.size() == 2, name,
                 " has an entry that is no pair.");
-    const data::Skip skip = {.begin = detail::as_int(range[0], name),
-                             .end = detail::as_int(range[1], name)};
-    const bool is_behind = all.empty() || skip.begin > all.back().end;
-    TS_CHECK_IO(skip.begin >= 0 && skip.end > skip.begin && is_behind, name,
-                ": samples ", skip.begin, " to ", skip.end,
-                " are no range behind the one before.");
-    all.push_back(skip);
+    all.push_back({.begin = detail::as_int(range[0], name),
+                   .end = detail::as_int(range[1], name)});
   }
+  require_ranges(all, name);
   return all;
 }
 
 // Older versions do not say, and took as many in each step.
 int64_t samples_from(const detail::Json& json, const std::string& where) {
   if (json.contains("samples")) {
-    return detail::as_int(json["samples"], where + ": samples");
+    const auto samples = detail::as_int(json["samples"], where + ": samples");
+    TS_CHECK_IO(samples >= 0 && samples <= kMostSamples, where, ": ", samples,
+                " is no number of samples.");
+    return samples;
   }
   const auto batch = json["config"].find("batch");
   if (batch == json["config"].end() || !batch->contains("global")) return 0;
@@ -185,7 +187,8 @@ std::string to_json(const SavedRun& run) {
     json["loss_scale"] = detail::Json::parse(engine::to_json(*run.loss_scale));
   }
   if (!run.losses.empty()) json["losses"] = run.losses;
-  if (run.rewinds > 0) json["rewinds"] = run.rewinds;
+  if (run.num_rewinds > 0) json["rewinds"] = run.num_rewinds;
+  if (run.began_at > 0) json["began_at"] = run.began_at;
   for (const auto& [begin, end] : run.left_out) {
     json["left_out"].push_back({begin, end});
   }
@@ -195,9 +198,11 @@ std::string to_json(const SavedRun& run) {
 SavedRun saved_run_from(const std::string& text, const std::string& source) {
   const detail::Json json = detail::parse_json(text, source);
   const auto count = [&](const char* key) {
-    return json.contains(key)
-               ? detail::as_int(json[key], c10::str(source, ": ", key))
-               : 0;
+    if (!json.contains(key)) return int64_t{0};
+    const std::string where = source + ": " + key;
+    const int64_t number = detail::as_int(json[key], where);
+    TS_CHECK_IO(number >= 0, where, " is ", number, ", and counts something.");
+    return number;
   };
   for (const char* key : {"step", "data", "config"}) {
     TS_CHECK_IO(json.contains(key), source, ": the key ", key,
@@ -212,8 +217,20 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
           .skipped = count("skipped"),
           .loss_scale = loss_scale_in(json, source),
           .losses = losses_in(json, source),
-          .rewinds = count("rewinds"),
-          .left_out = left_out_in(json, source)};
+          .num_rewinds = count("rewinds"),
+          .left_out = left_out_in(json, source),
+          .began_at = count("began_at")};
+}
+
+void require_ranges(const std::vector<data::Skip>& ranges,
+                    const std::string& where) {
+  int64_t behind = 0;
+  for (const auto& [begin, end] : ranges) {
+    TS_CHECK_IO(begin >= behind && end > begin && end <= kMostSamples, where,
+                ": samples ", begin, " to ", end,
+                " are no range behind the one before.");
+    behind = end + 1;
+  }
 }
 
 bool has_checkpoint(const std::string& folder) {

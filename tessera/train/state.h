@@ -5,8 +5,8 @@
 //         where gradients are delayed "delayed.<parameter>", the weights that
 //         the next step is taken at.
 // Comm:   resume() is collective, as checkpoint/checkpoint.h.
-// The order of the data needs no state but how many samples were taken: it is a
-// pure function of seed and place.
+// The order of the data needs no state but how many samples were taken, and
+// which were left out: it is a pure function of seed and place.
 #pragma once
 
 #include <cstdint>
@@ -41,15 +41,23 @@ struct SavedRun {
   int64_t skipped = 0;  // of the steps: those that updated nothing
   std::optional<optim::LossScaleState> loss_scale = {};  // none: not scaled
   // Of spike.action: the newest losses, how often the run went back, and what
-  // it left out then, in samples.
+  // it left out then.
   std::vector<double> losses = {};
-  int64_t rewinds = 0;
+  int64_t num_rewinds = 0;
   std::vector<data::Skip> left_out = {};
+  // That of the checkpoint elsewhere which the run went on from: those in its
+  // own folder up to there are of another line of steps. 0: none.
+  int64_t began_at = 0;
 };
 
 std::string to_json(const SavedRun& run);
 // TS_CHECK_IO on text that is not a SavedRun; `source` names it.
 SavedRun saved_run_from(const std::string& text, const std::string& source);
+
+// TS_CHECK_IO on ranges of samples that are not ascending and apart, as
+// SavedRun::left_out is; `where` names them.
+void require_ranges(const std::vector<data::Skip>& ranges,
+                    const std::string& where);
 
 // By names alone. The folder may be missing.
 bool has_checkpoint(const std::string& folder);

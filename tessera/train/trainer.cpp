@@ -57,10 +57,10 @@ namespace {
 
 class Trainer {
  public:
-  // `from`: what the run goes back to. `speeds_are_measured`: those in the
-  // configuration, just now.
+  // `so_far`: with options.resume, where a run has gone back to.
+  // `speeds_are_measured`: those in the configuration, just now.
   Trainer(const RunConfig& config, comm::Communicator& ranks,
-          const TrainOptions& options, const Rewind& from,
+          const TrainOptions& options, const Rewind& so_far,
           bool speeds_are_measured)
       : config_(config),
         ranks_(ranks),
@@ -69,10 +69,10 @@ class Trainer {
         folder_(config),
         checkpoints_(folder_.checkpoints(), ranks.world(),
                      config.checkpoint.async),
-        rewound_(from) {}
+        so_far_(so_far) {}
   ~Trainer() { log::close_rank_file(static_cast<int>(ranks_.rank())); }
 
-  // Nothing where the run goes back to rewound().
+  // Nothing where the run goes back to next().
   std::optional<ExitCode> run() {
     compare_across(ranks_.world(), to_json(config_));
     compare_devices(config_, ranks_.world());
@@ -106,7 +106,9 @@ class Trainer {
     return loop_and_close();
   }
 
-  const Rewind& rewound() const { return rewound_; }
+  const std::optional<Rewind>& next() const { return next_; }
+  // Some rank was asked to stop.
+  bool stops() const { return stops_; }
 
  private:
   bool leads() const { return ranks_.rank() == 0; }
@@ -204,12 +206,11 @@ class Trainer {
         train::resume(options_.resume, folder_.checkpoints(),
                       checkpoints_.local(), state, ranks_.world());
     if (leads()) tell_unused_memory();
-    if (found) add_left_out(found->run.left_out);
-    data_.train->leave_out(rewound_.left_out);
+    if (found) add_rewinds(*found);
+    data_.train->leave_out(so_far_.left_out);
     if (!found) return load_first_weights(config_, *model_, ranks_.world());
     const SavedRun* const saved = &found->run;
     step_ = saved->step;
-    rewound_.count = std::max(rewound_.count, saved->rewinds);
     spikes_ = SpikeWatch(config_.spike, saved->losses);
     data_.train->go_on(step_, saved->samples);
     is_resumed_ = true;
@@ -229,7 +230,7 @@ class Trainer {
         saved->config, now,
         options_.resume == "auto" ? folder_.checkpoints() : options_.resume);
     refuse_skipping_what_was_taken(saved->config, now, step_, saved->samples,
-                                   rewound_.left_out);
+                                   so_far_.left_out);
     if (saved->best && validated_otherwise(saved->config, now)) {
       log::info("validation is another one now: the lowest loss so far, ",
                 saved->best->loss, " after step ", saved->best->step,
@@ -248,9 +249,20 @@ class Trainer {
     }
   }
 
-  void add_left_out(std::vector<data::Skip> more) {
-    std::ranges::copy(rewound_.left_out, std::back_inserter(more));
-    rewound_.left_out = data::joined(std::move(more));
+  // What the checkpoint knows of them, and who went back to it last.
+  void add_rewinds(const Resumed& found) {
+    const auto add = [&](const Rewind& more) {
+      so_far_.num_rewinds = std::max(so_far_.num_rewinds, more.num_rewinds);
+      so_far_.left_out = data::joined(so_far_.left_out, more.left_out);
+    };
+    const SavedRun& saved = found.run;
+    add({.num_rewinds = saved.num_rewinds, .left_out = saved.left_out});
+    const auto& from = options_.resume;
+    const bool is_own = from == "auto" || folder_.is_own(from);
+    began_at_ = is_own ? saved.began_at : saved.step;
+    if (is_own && !found.is_local) {
+      add(kept_rewind(folder_, saved.step, ranks_.world()));
+    }
   }
 
   // What was refused until here has left the one before as it was.
@@ -314,13 +326,16 @@ class Trainer {
   std::optional<ExitCode> loop_and_close() {
     try {
       const std::optional<ExitCode> code = loop();
-      if (!code) return std::nullopt;
+      if (!code) {
+        metrics_->close({.reason = "rewound", .rewinds = next_->num_rewinds});
+        return std::nullopt;
+      }
       if (checkpoints_.local() != nullptr) checkpoints_.local()->remove();
       trace_.finish();
       metrics_->close(
           {.reason = code == ExitCode::kStopped ? "stopped" : "done",
            .exit_code = static_cast<int>(*code),
-           .rewinds = rewound_.count});
+           .rewinds = so_far_.num_rewinds});
       return code;
     } catch (const std::exception& error) {
       tell_failure(error);
@@ -337,7 +352,7 @@ class Trainer {
       metrics_->close({.reason = "failed",
                        .exit_code = static_cast<int>(code),
                        .message = message_of(error),
-                       .rewinds = rewound_.count});
+                       .rewinds = so_far_.num_rewinds});
     } catch (const std::exception& second) {
       log::warning("the end of the run was not recorded: ", message_of(second));
     }
@@ -350,7 +365,7 @@ class Trainer {
     while (step_ < config_.run.steps) {
       begin_step();
       std::optional<StepTotals> done = finish_steps();
-      if (goes_back_) return std::nullopt;
+      if (next_) return std::nullopt;
       if (!done) continue;
       StepTotals& totals = *done;
       const bool last = step_ == config_.run.steps;
@@ -426,7 +441,7 @@ class Trainer {
   }
 
   // Tells of steps that may be late no longer; gives back the newest one's
-  // totals, untold, once none is left and the run does not go back.
+  // totals, untold, once none is left. Nothing where the run goes back, too.
   std::optional<StepTotals> finish_steps() {
     while (is_looked_at(step_) ||
            begun_->count() > config_.monitor.losses_late) {
@@ -436,10 +451,10 @@ class Trainer {
       } else {
         standstill_.updated();
       }
-      watch_loss(done.totals.record);
-      if (goes_back_) return std::nullopt;
-      trace_.add(done.step - first_step_, model_->mesh(), done.spans);
       stops_ |= done.totals.stop;
+      watch_loss(done.totals.record);
+      if (next_) return std::nullopt;
+      trace_.add(done.step - first_step_, model_->mesh(), done.spans);
       if (!done.totals.is_saving) checkpoints_.finish();
       if (begun_->count() == 0) return std::move(done.totals);
       record(std::move(done.totals.record));
@@ -492,7 +507,7 @@ class Trainer {
   }
 
   void watch_loss(const monitor::StepRecord& record) {
-    if (goes_back_) return;
+    if (next_) return;
     const auto spike = spikes_.add(record.loss);
     if (!spike) return;
     const bool rewinds = config_.spike.rewinds();
@@ -505,18 +520,17 @@ class Trainer {
     if (rewinds) go_back(record.step);
   }
 
-  // From this step, whose weights nobody has kept.
   void go_back(int64_t step) {
     checkpoints_.finish();
-    rewound_ = find_rewind(config_, folder_, data_.train->sampler(),
-                           {.step = step,
-                            .resume = options_.resume,
-                            .has_saved = checkpoints_.has_saved(),
-                            .first_samples =
-                                data_.train->sampler().taken_before(first_step_),
-                            .before = rewound_},
-                           ranks_.world());
-    goes_back_ = true;
+    const auto& sampler = data_.train->sampler();
+    next_ = find_rewind(config_, folder_, sampler,
+                        {.step = step,
+                         .resume = options_.resume,
+                         .has_saved = checkpoints_.has_saved(),
+                         .first_samples = sampler.taken_before(first_step_),
+                         .began_at = began_at_,
+                         .so_far = so_far_},
+                        ranks_.world());
   }
 
   // A scale that is found while training moves, or ends the run by itself.
@@ -550,8 +564,9 @@ class Trainer {
                          .skipped = skipped_,
                          .loss_scale = loss_scale_state(),
                          .losses = spikes_.losses(),
-                         .rewinds = rewound_.count,
-                         .left_out = rewound_.left_out});
+                         .num_rewinds = so_far_.num_rewinds,
+                         .left_out = so_far_.left_out,
+                         .began_at = began_at_});
     checkpoint::SaveOptions options{.keep = config_.checkpoint.keep,
                                     .mesh = model_->mesh().describe()};
     const auto& best = validation_->best();
@@ -618,15 +633,16 @@ class Trainer {
   std::unique_ptr<BegunSteps> begun_;
   StepTrace trace_{config_, folder_, ranks_};
   SpikeWatch spikes_{config_.spike, {}};
-  Rewind rewound_;  // so far, or where the run goes back to
-  int64_t first_step_ = 0;  // updates done before this run
-  int64_t step_ = 0;        // steps done, or begun
-  int64_t skipped_ = 0;     // that updated nothing
+  Rewind so_far_;               // before this start, or in it
+  std::optional<Rewind> next_;  // where the run goes back to
+  int64_t first_step_ = 0;      // updates done before this run
+  int64_t step_ = 0;            // steps done, or begun
+  int64_t skipped_ = 0;         // that updated nothing
   optim::Standstill standstill_{config_.precision.scale_hysteresis};
   bool is_resumed_ = false;     // from a checkpoint
   bool is_from_local_ = false;  // in the memory of hosts
   bool stops_ = false;          // some rank was asked to stop
-  bool goes_back_ = false;      // from a spike
+  int64_t began_at_ = 0;        // SavedRun's
 };
 
 // Alike on all ranks, which then cut the model by it. Who starts from the
@@ -645,14 +661,15 @@ RunConfig with_measured_speeds(const RunConfig& of, comm::Communicator& ranks) {
 ExitCode train_through_spikes(const RunConfig& config,
                               comm::Communicator& ranks, TrainOptions options,
                               bool speeds_are_measured) {
-  Rewind from;
+  Rewind so_far;
   while (true) {
-    Trainer trainer(config, ranks, options, from, speeds_are_measured);
+    Trainer trainer(config, ranks, options, so_far, speeds_are_measured);
     const auto code = trainer.run();
     if (code) return *code;
-    from = trainer.rewound();
-    options.resume = from.resume;
+    so_far = *trainer.next();
+    options.resume = so_far.resume;
     options.is_prepared = true;
+    if (trainer.stops()) options.stop_requested = [] { return true; };
   }
 }
 

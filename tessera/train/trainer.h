@@ -4,10 +4,11 @@
 //
 // Comm:    phases meet at barriers; a step adds metrics.h's (loss, tokens,
 //          stop, ...) to what the parallelism needs.
+// Spikes:  where spike.action says so all phases begin again, from a checkpoint.
 // Stop:    a StopRequest on any rank ends the run on all of them after the same
 //          step, with a checkpoint and ExitCode::kStopped.
 // Bits:    a resumed run computes the bits of the run that was never stopped:
-//          its state is the weights, the optimizer's tensors and the step.
+//          its state is the weights, the optimizer's tensors and SavedRun.
 // Errors:  as the rooms throw them; what could be found before ranks started
 //          was found by preflight().
 // Threads: one thread a rank.

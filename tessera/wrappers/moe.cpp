@@ -293,11 +293,11 @@ void MoEImpl::to(torch::Device device, bool non_blocking) {
   move([&] { Module::to(device, non_blocking); });
 }
 
-std::vector<std::pair<std::string, const MoEImpl*>> wrappers::mixtures_of(
-    const torch::nn::Module& module) {
-  std::vector<std::pair<std::string, const MoEImpl*>> found;
-  const auto add = [&](const std::string& name, const torch::nn::Module& each) {
-    if (const auto* moe = each.as<MoEImpl>()) found.emplace_back(name, moe);
+std::vector<std::pair<std::string, MoEImpl*>> wrappers::mixtures_of(
+    torch::nn::Module& module) {
+  std::vector<std::pair<std::string, MoEImpl*>> found;
+  const auto add = [&](const std::string& name, torch::nn::Module& each) {
+    if (auto* moe = each.as<MoEImpl>()) found.emplace_back(name, moe);
   };
   add("", module);
   for (const auto& each : module.named_modules("", /*include_self=*/false)) {
@@ -306,24 +306,16 @@ std::vector<std::pair<std::string, const MoEImpl*>> wrappers::mixtures_of(
   return found;
 }
 
-namespace {
-
-template <typename Call>
-void each_mixture(torch::nn::Module& module, const Call& call) {
-  if (auto* moe = module.as<MoEImpl>()) call(*moe);
-  for (const auto& each : module.modules(/*include_self=*/false)) {
-    if (auto* moe = each->as<MoEImpl>()) call(*moe);
+void balance_experts(torch::nn::Module& module) {
+  for (const auto& [name, moe] : wrappers::mixtures_of(module)) {
+    moe->move_bias();
   }
 }
 
-}  // namespace
-
-void balance_experts(torch::nn::Module& module) {
-  each_mixture(module, [](MoEImpl& moe) { moe.move_bias(); });
-}
-
 void forget_loads(torch::nn::Module& module) {
-  each_mixture(module, [](MoEImpl& moe) { moe.forget_load(); });
+  for (const auto& [name, moe] : wrappers::mixtures_of(module)) {
+    moe->forget_load();
+  }
 }
 
 }  // namespace tessera

@@ -222,8 +222,8 @@ TORCH_MODULE(MoE);
 namespace wrappers {
 
 // By name, the module itself as "".
-std::vector<std::pair<std::string, const MoEImpl*>> mixtures_of(
-    const torch::nn::Module& module);
+std::vector<std::pair<std::string, MoEImpl*>> mixtures_of(
+    torch::nn::Module& module);
 
 }  // namespace wrappers
 

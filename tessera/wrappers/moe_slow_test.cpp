@@ -11,13 +11,13 @@
 #include <optional>
 
 #include "tessera/comm/agree.h"
-#include "tessera/core/error.h"
 #include "tessera/wrappers/data_parallel.h"
 #include "tessera/wrappers/deferred_init.h"
 #include "tessera/wrappers/distributed_data_parallel.h"
 #include "tessera/wrappers/fully_shard.h"
 #include "tessera/wrappers/parallelize.h"
 #include "tessera/wrappers/pipe.h"
+#include "tests/support/failure_of_ranks.h"
 
 namespace tessera {
 namespace {
@@ -535,20 +535,10 @@ TEST(MoE, TakesNoTokens) {
   });
 }
 
-std::string error_of(int64_t world,
-                     const std::function<void(comm::Communicator&)>& body) {
-  try {
-    comm::run_threads(world, "shm", body);
-  } catch (const std::exception& error) {
-    return message_of(error);
-  }
-  return "";
-}
-
 TEST(MoE, RefusesWhatDoesNotFit) {
   const auto refused = [](int64_t experts, int64_t k, int64_t ep,
                           const MoEOptions& options = {}) {
-    return error_of(ep, [&](comm::Communicator& ranks) {
+    return testing::failure_of_ranks(ep, [&](comm::Communicator& ranks) {
       const mesh::DeviceMesh mesh({.dp_shard = ep, .ep = ep}, ep);
       MoE moe(
           kWidth, experts, k, [] { return nn::Linear(kWidth, 2); }, mesh, ranks,
@@ -576,7 +566,7 @@ TEST(MoE, RefusesWhatDoesNotFit) {
 TEST(MoE, RefusesReplicasWithOtherExperts) {
   const mesh::DeviceMesh mesh({.dp_shard = 2, .ep = 2}, 2);
   const auto refused = [&](bool has_replicas) {
-    return error_of(2, [&](comm::Communicator& ranks) {
+    return testing::failure_of_ranks(2, [&](comm::Communicator& ranks) {
       auto net = blocks({}, mesh, ranks);
       auto* const alone = ranks.make_group({ranks.rank()}, "alone");
       Schedule pipe({{net, 0, 1}}, *alone,
@@ -593,21 +583,22 @@ TEST(MoE, RefusesReplicasWithOtherExperts) {
 TEST(MoE, RefusesMeshesThatAreOthers) {
   const mesh::DeviceMesh mesh({.dp_shard = 2, .tp = 2, .ep = 2}, 4);
   const mesh::DeviceMesh other({.dp_shard = 2, .tp = 2, .ep = 2, .etp = 2}, 4);
-  EXPECT_THAT(error_of(4,
-                       [&](comm::Communicator& ranks) {
-                         fully_shard(blocks({}, mesh, ranks), other, ranks);
-                       }),
+  EXPECT_THAT(testing::failure_of_ranks(4,
+                                        [&](comm::Communicator& ranks) {
+                                          fully_shard(blocks({}, mesh, ranks),
+                                                      other, ranks);
+                                        }),
               HasSubstr("Give both the same mesh"));
-  EXPECT_THAT(error_of(4,
-                       [&](comm::Communicator& ranks) {
-                         auto net = blocks({}, mesh, ranks);
-                         parallelize(*net, other, ranks, {});
-                       }),
+  EXPECT_THAT(testing::failure_of_ranks(4,
+                                        [&](comm::Communicator& ranks) {
+                                          auto net = blocks({}, mesh, ranks);
+                                          parallelize(*net, other, ranks, {});
+                                        }),
               HasSubstr("Give both the same mesh"));
-  EXPECT_THAT(error_of(2,
-                       [&](comm::Communicator& ranks) {
-                         Block(MoEOptions(), mesh, ranks);
-                       }),
+  EXPECT_THAT(testing::failure_of_ranks(2,
+                                        [&](comm::Communicator& ranks) {
+                                          Block(MoEOptions(), mesh, ranks);
+                                        }),
               HasSubstr("the mesh is of 4 ranks"));
 }
 
@@ -616,7 +607,7 @@ TEST(MoE, RefusesDataParallelismThatLeavesTokensOut) {
   const auto refused = [](const mesh::Degrees& degrees, int64_t world,
                           const std::vector<std::vector<int64_t>>& groups) {
     const mesh::DeviceMesh mesh(degrees, world);
-    return error_of(world, [&](comm::Communicator& ranks) {
+    return testing::failure_of_ranks(world, [&](comm::Communicator& ranks) {
       auto net = blocks({}, mesh, ranks);
       for (const auto& group : groups) {
         if (std::ranges::count(group, ranks.rank()) == 0) continue;
@@ -640,29 +631,31 @@ TEST(MoE, RefusesWhatBiasesAndGatesCannotDo) {
   const MoEOptions biases{.bias_rate = 0.1};
   const mesh::DeviceMesh two({.dp_shard = 2}, 2), cut({.tp = 2}, 2);
   EXPECT_THAT(
-      error_of(2,
-               [&](comm::Communicator& ranks) {
-                 fully_shard(blocks(biases, two, ranks), two, ranks).join([] {
-                 });
-               }),
+      testing::failure_of_ranks(
+          2,
+          [&](comm::Communicator& ranks) {
+            fully_shard(blocks(biases, two, ranks), two, ranks).join([] {});
+          }),
       HasSubstr("a MoE with biases"));
-  EXPECT_THAT(error_of(1,
-                       [&](comm::Communicator& ranks) {
-                         const auto make = [&] {
-                           return blocks(biases, mesh::DeviceMesh(), ranks);
-                         };
-                         DataParallel<nn::Sequential>(
-                             make(), {at::kCPU, at::kCPU}, make);
-                       }),
+  EXPECT_THAT(testing::failure_of_ranks(
+                  1,
+                  [&](comm::Communicator& ranks) {
+                    const auto make = [&] {
+                      return blocks(biases, mesh::DeviceMesh(), ranks);
+                    };
+                    DataParallel<nn::Sequential>(make(), {at::kCPU, at::kCPU},
+                                                 make);
+                  }),
               HasSubstr("a MoE with biases"));
-  EXPECT_THAT(error_of(2,
-                       [&](comm::Communicator& ranks) {
-                         auto net = blocks({}, cut, ranks);
-                         const auto parallel = parallelize(
-                             *net, cut, ranks,
-                             {{"*.moe.gate", ParallelStyle::column()}});
-                         net->forward(batch_of(0));
-                       }),
+  EXPECT_THAT(testing::failure_of_ranks(
+                  2,
+                  [&](comm::Communicator& ranks) {
+                    auto net = blocks({}, cut, ranks);
+                    const auto parallel =
+                        parallelize(*net, cut, ranks,
+                                    {{"*.moe.gate", ParallelStyle::column()}});
+                    net->forward(batch_of(0));
+                  }),
               HasSubstr("the gate has 4 of 8 experts on this rank"));
 }
 
@@ -688,13 +681,13 @@ TEST(MoE, MayBeMadeWithoutMemory) {
 // Ranks along tp have other experts: there is no whole one to cut.
 TEST(MoE, RefusesToCutExpertsThatAreWhole) {
   const mesh::DeviceMesh mesh({.tp = 2, .ep = 2}, 2);
-  EXPECT_THAT(error_of(2,
-                       [&](comm::Communicator& ranks) {
-                         auto net = blocks({}, mesh, ranks);
-                         parallelize(
-                             *net, mesh, ranks,
-                             {{"1.moe.experts.0", ParallelStyle::column()}});
-                       }),
+  EXPECT_THAT(testing::failure_of_ranks(
+                  2,
+                  [&](comm::Communicator& ranks) {
+                    auto net = blocks({}, mesh, ranks);
+                    parallelize(*net, mesh, ranks,
+                                {{"1.moe.experts.0", ParallelStyle::column()}});
+                  }),
               HasSubstr("Set etp to tp"));
 }
 

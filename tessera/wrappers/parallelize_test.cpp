@@ -11,6 +11,7 @@
 #include "tessera/wrappers/distributed_data_parallel.h"
 #include "tessera/wrappers/fully_shard.h"
 #include "tessera/wrappers/parallelize.h"
+#include "tests/support/failure_of_ranks.h"
 
 namespace tessera {
 namespace {
@@ -314,16 +315,11 @@ TEST(ParallelLinear, AreModules) {
 std::string error_of(const ParallelPlan& with,
                      const std::function<void(Gpt&)>& use = {}) {
   const mesh::DeviceMesh mesh({.tp = 2}, 2);
-  try {
-    comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
-      Gpt gpt(1);
-      const auto parallel = parallelize(*gpt, mesh, ranks, with);
-      if (use) use(gpt);
-    });
-  } catch (const std::exception& error) {
-    return message_of(error);
-  }
-  return "";
+  return testing::failure_of_ranks(2, [&](comm::Communicator& ranks) {
+    Gpt gpt(1);
+    const auto parallel = parallelize(*gpt, mesh, ranks, with);
+    if (use) use(gpt);
+  });
 }
 
 TEST(Parallelize, RefusesWhatWouldBeWrong) {

@@ -14,6 +14,7 @@
 #include "tessera/core/error.h"
 #include "tessera/program/schedules/schedule.h"
 #include "tessera/wrappers/pipe.h"
+#include "tests/support/failure_of_ranks.h"
 
 namespace tessera {
 namespace {
@@ -408,16 +409,6 @@ TEST(Pipeline, StagesGiveSeveralTensors) {
   }
 }
 
-std::string error_of(int64_t ranks,
-                     const std::function<void(comm::Communicator&)>& body) {
-  try {
-    comm::run_threads(ranks, "shm", body);
-  } catch (const std::exception& error) {
-    return message_of(error);
-  }
-  return "";
-}
-
 // Another shape for its third micro-batch.
 struct ChangingImpl : nn::Module {
   int calls = 0;
@@ -452,11 +443,12 @@ TEST(Pipeline, GoesOnBehindABatchThatIsRefused) {
 TEST(Pipeline, RefusesWhatDoesNotGoTogether) {
   const auto error_with = [](int64_t ranks, const ScheduleOptions& options,
                              int64_t chunks = 1, int64_t rows = kRows) {
-    return error_of(ranks, [&](comm::Communicator& communicator) {
-      Pipe pipe(net_in_turn(communicator), communicator.world(), options,
-                chunks);
-      pipe.step(numbers(rows, 6, 0.3), numbers(rows, 4, 0.2));
-    });
+    return testing::failure_of_ranks(
+        ranks, [&](comm::Communicator& communicator) {
+          Pipe pipe(net_in_turn(communicator), communicator.world(), options,
+                    chunks);
+          pipe.step(numbers(rows, 6, 0.3), numbers(rows, 4, 0.2));
+        });
   };
   EXPECT_THAT(error_with(2, {.schedule = "1f2b", .loss = loss_of}),
               HasSubstr("there is no schedule 1f2b. There are: naive, gpipe"));
@@ -475,44 +467,48 @@ TEST(Pipeline, RefusesWhatDoesNotGoTogether) {
                         "20 or 25"));
   EXPECT_THAT(error_with(2, {.num_microbatches = 2}),
               HasSubstr("step() needs ScheduleOptions::loss"));
-  EXPECT_THAT(error_of(2,
-                       [](comm::Communicator& ranks) {
-                         Pipe pipe(net_in_turn(ranks), ranks.world(),
-                                   {.num_microbatches = 2 + ranks.rank(),
-                                    .loss = loss_of});
-                       }),
-              HasSubstr("this rank has 1f1b with 3 micro-batches and 1 stages "
-                        "a rank, and the first one 1f1b with 2"));
+  EXPECT_THAT(
+      testing::failure_of_ranks(
+          2,
+          [](comm::Communicator& ranks) {
+            Pipe pipe(net_in_turn(ranks), ranks.world(),
+                      {.num_microbatches = 2 + ranks.rank(), .loss = loss_of});
+          }),
+      HasSubstr("this rank has 1f1b with 3 micro-batches and 1 stages "
+                "a rank, and the first one 1f1b with 2"));
   EXPECT_THAT(error_with(4, {.loss = loss_of}, 4),
               HasSubstr("16 parts of 10 children"));
-  EXPECT_THAT(error_of(2,
-                       [](comm::Communicator& ranks) {
-                         const PipelineStage stage(nn::Linear(2, 2), 0, 2);
-                         Schedule({stage}, ranks.world(), {});
-                       }),
+  EXPECT_THAT(testing::failure_of_ranks(2,
+                                        [](comm::Communicator& ranks) {
+                                          const PipelineStage stage(
+                                              nn::Linear(2, 2), 0, 2);
+                                          Schedule({stage}, ranks.world(), {});
+                                        }),
               HasSubstr("was given stage 0 as chunk 0; the schedule has stage "
                         "1 there"));
   EXPECT_THAT(
-      error_of(2,
-               [](comm::Communicator& ranks) {
-                 const PipelineStage stage(Changing(), ranks.rank(), 2);
-                 Schedule schedule({stage}, ranks.world(),
-                                   {.num_microbatches = 4, .loss = loss_of});
-                 schedule.eval(at::ones({8, 2}));
-               }),
+      testing::failure_of_ranks(
+          2,
+          [](comm::Communicator& ranks) {
+            const PipelineStage stage(Changing(), ranks.rank(), 2);
+            Schedule schedule({stage}, ranks.world(),
+                              {.num_microbatches = 4, .loss = loss_of});
+            schedule.eval(at::ones({8, 2}));
+          }),
       HasSubstr("stage 0 gave [2, 4] of Float for a micro-batch and announced "
                 "[2, 2] of Float"));
-  EXPECT_THAT(error_of(2,
-                       [](comm::Communicator& ranks) {
-                         const PipelineStage stage =
-                             ranks.rank() == 0
-                                 ? PipelineStage(First(), 0, 2)
-                                 : PipelineStage(
-                                       nn::LayerNorm(nn::LayerNormOptions({6})),
-                                       1, 2);
-                         Schedule schedule({stage}, ranks.world(), {});
-                         schedule.eval(numbers(4, 6, 0.3));
-                       }),
+  EXPECT_THAT(testing::failure_of_ranks(
+                  2,
+                  [](comm::Communicator& ranks) {
+                    const PipelineStage stage =
+                        ranks.rank() == 0
+                            ? PipelineStage(First(), 0, 2)
+                            : PipelineStage(
+                                  nn::LayerNorm(nn::LayerNormOptions({6})), 1,
+                                  2);
+                    Schedule schedule({stage}, ranks.world(), {});
+                    schedule.eval(numbers(4, 6, 0.3));
+                  }),
               HasSubstr("is given 4 tensors, which its forward() does not "
                         "take"));
   nn::Linear tied(3, 3);

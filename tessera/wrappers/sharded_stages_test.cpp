@@ -10,10 +10,10 @@
 
 #include "tessera/comm/agree.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/core/error.h"
 #include "tessera/program/schedules/schedule.h"
 #include "tessera/wrappers/parallelize.h"
 #include "tessera/wrappers/pipe.h"
+#include "tests/support/failure_of_ranks.h"
 
 namespace tessera {
 namespace {
@@ -201,15 +201,6 @@ TEST(ShardedStages, WithTensorParallelismAndReplicas) {
   expect_as_unsplit({.degrees = {.dp_shard = 2, .tp = 2}, .lengths = {8}});
 }
 
-std::string error_of(const std::function<void(comm::Communicator&)>& body) {
-  try {
-    comm::run_threads(2, "shm", body);
-  } catch (const std::exception& error) {
-    return message_of(error);
-  }
-  return "";
-}
-
 // Tied weights count once.
 TEST(ShardedStages, TheNormOfWholeStages) {
   const auto make = [] {
@@ -242,39 +233,52 @@ TEST(ShardedStages, TheNormOfWholeStages) {
 TEST(ShardedStages, RefusesWhatDoesNotGoTogether) {
   const DeviceMesh mesh({.pp = 2}, 2);
   const FullyShardOptions kWhole{.zero_stage = 0};
-  EXPECT_THAT(error_of([&](comm::Communicator& ranks) {
-                auto part = fully_shard(nn::Linear(3, 3), mesh, ranks, kWhole);
-                Schedule({{part, ranks.rank(), 2}}, ranks.world(),
-                         {.replicas = &ranks.world()});
-              }),
+  EXPECT_THAT(testing::failure_of_ranks(
+                  2,
+                  [&](comm::Communicator& ranks) {
+                    auto part =
+                        fully_shard(nn::Linear(3, 3), mesh, ranks, kWhole);
+                    Schedule({{part, ranks.rank(), 2}}, ranks.world(),
+                             {.replicas = &ranks.world()});
+                  }),
               HasSubstr("Leave `replicas` out"));
   EXPECT_THAT(
-      error_of([&](comm::Communicator& ranks) {
-        auto part = fully_shard(nn::Linear(3, 3), mesh, ranks, kWhole);
-        Schedule(
-            {{part, ranks.rank(), 4}, {nn::Linear(3, 3), 2 + ranks.rank(), 4}},
-            ranks.world(), {.schedule = "interleaved", .num_microbatches = 2});
-      }),
+      testing::failure_of_ranks(
+          2,
+          [&](comm::Communicator& ranks) {
+            auto part = fully_shard(nn::Linear(3, 3), mesh, ranks, kWhole);
+            Schedule({{part, ranks.rank(), 4},
+                      {nn::Linear(3, 3), 2 + ranks.rank(), 4}},
+                     ranks.world(),
+                     {.schedule = "interleaved", .num_microbatches = 2});
+          }),
       HasSubstr("some stages of this rank are sharded and some are not"));
-  EXPECT_THAT(error_of([&](comm::Communicator& ranks) {
-                auto part = fully_shard(nn::Linear(3, 3), mesh, ranks, kWhole);
-                part.join([] {});
-              }),
+  EXPECT_THAT(testing::failure_of_ranks(2,
+                                        [&](comm::Communicator& ranks) {
+                                          auto part =
+                                              fully_shard(nn::Linear(3, 3),
+                                                          mesh, ranks, kWhole);
+                                          part.join([] {});
+                                        }),
               HasSubstr("join() in a stage of a pipeline"));
-  EXPECT_THAT(error_of([&](comm::Communicator& ranks) {
-                nn::Linear linear(4, 4);
-                const auto tp =
-                    parallelize(*linear, DeviceMesh({.tp = 2}, 2), ranks,
-                                {{"", ParallelStyle::column()}});
-              }),
+  EXPECT_THAT(testing::failure_of_ranks(2,
+                                        [&](comm::Communicator& ranks) {
+                                          nn::Linear linear(4, 4);
+                                          const auto tp = parallelize(
+                                              *linear, DeviceMesh({.tp = 2}, 2),
+                                              ranks,
+                                              {{"", ParallelStyle::column()}});
+                                        }),
               HasSubstr("names no"));
-  EXPECT_THAT(error_of([&](comm::Communicator& ranks) {
-                nn::Sequential net(nn::Linear(4, 4));
-                const auto tp =
-                    parallelize(*net, DeviceMesh({.tp = 2}, 2), ranks,
-                                {{"0", ParallelStyle::column()}});
-                fully_shard(net, DeviceMesh({.dp_shard = 2}, 2), ranks);
-              }),
+  EXPECT_THAT(testing::failure_of_ranks(
+                  2,
+                  [&](comm::Communicator& ranks) {
+                    nn::Sequential net(nn::Linear(4, 4));
+                    const auto tp =
+                        parallelize(*net, DeviceMesh({.tp = 2}, 2), ranks,
+                                    {{"0", ParallelStyle::column()}});
+                    fully_shard(net, DeviceMesh({.dp_shard = 2}, 2), ranks);
+                  }),
               HasSubstr("which are not those along tp of"));
 }
 

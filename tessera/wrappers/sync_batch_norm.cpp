@@ -7,7 +7,6 @@
 #include "tessera/comm/autograd.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/wide_type.h"
-#include "tessera/wrappers/moe.h"
 
 namespace tessera {
 
@@ -91,21 +90,6 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
   at::Tensor y = (wide - by_channel(all.mean, x)) * by_channel(scale, x);
   if (options.affine()) y = y + by_channel(widened(bias), x);
   return y.to(x.scalar_type());
-}
-
-void wrappers::require_joinable(const torch::nn::Module& module) {
-  for (const auto& each : module.modules()) {
-    TS_CHECK(each->as<SyncBatchNormImpl>() == nullptr,
-             "join: the module has a SyncBatchNorm, for whose statistics every "
-             "rank goes forward as often as the others: a rank without data "
-             "cannot. Give every rank as many batches, or use BatchNorm.");
-  }
-  for (const auto& [name, moe] : mixtures_of(module)) {
-    TS_CHECK(!moe->has_biases(),
-             "join: the module has a MoE with biases, which move by the load "
-             "of all ranks: one without data cannot tell its own. Give every "
-             "rank as many batches, or use a bias_rate of 0.");
-  }
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {

@@ -47,12 +47,4 @@ class SyncBatchNormImpl
 };
 TORCH_MODULE(SyncBatchNorm);
 
-namespace wrappers {
-
-// Of a module of which a rank is to join() the others without data of its own:
-// TS_CHECK where a SyncBatchNorm waits for every rank's forward.
-void require_joinable(const torch::nn::Module& module);
-
-}  // namespace wrappers
-
 }  // namespace tessera

@@ -111,12 +111,49 @@ def test_who_goes_on_later_leaves_it_out_too(program, planted, tmp_path):
     assert refused.returncode == 78 and "what it has taken cannot be left out" in refused.stderr
 
 
+def test_what_is_damaged_is_not_gone_back_to(program, planted, tmp_path):
+    sections = merged(SECTIONS, {"checkpoint": {"keep": 0}})
+    path = configuration(planted, tmp_path / "back", **sections, spike=SPIKE)
+    train(program, path, "--run.steps=60")
+    [file] = (tmp_path / "back/run/checkpoints/step-50").glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    done = train(program, path)
+    assert f"{file.parent} is not used" in done.stderr and "going back to the checkpoint after step 40" in done.stderr
+    _, never = run(program, planted, tmp_path / "never", f"--data.skip={BAD - 3}:{BAD + 2}", step=STEPS, **sections)
+    assert_same_bits(checkpoint(tmp_path / "back", STEPS), never)
+
+
+def test_another_line_of_steps_is_not_gone_back_to(program, planted, tmp_path):
+    """The run came from a checkpoint of another folder; its own has older ones, of another learning rate."""
+    sections = merged(SECTIONS, {"checkpoint": {"keep": 0}})
+    train(program, configuration(planted, tmp_path / "other", **sections), "--run.steps=40")
+    path = configuration(planted, tmp_path / "own", **sections, spike={**SPIKE, "skip_before": 30})
+    train(program, path, "--run.steps=30", "--optimizer.lr=0.003")
+    train(program, path, f"--resume={tmp_path}/other/run/checkpoints/step-40", "--run.steps=55")
+    train(program, path)
+    _, never = run(program, planted, tmp_path / "never", f"--data.skip=51:{BAD + 2}", step=STEPS, **sections)
+    assert "going back to the checkpoint after step 50" in log_of(tmp_path / "own")
+    assert_same_bits(checkpoint(tmp_path / "own", STEPS), never)
+
+
+def test_restarts_do_not_begin_to_count_anew(program, tmp_path):
+    tokens = noisy_cycle(tmp_path, set(range(BAD, 201)))
+    spike = {**SPIKE, "skip_before": 15, "max_rewinds": 2}
+    path = configuration(tokens, tmp_path, **SECTIONS, spike=spike)
+    done = train(program, path, "--nproc=2", "--max-restarts=2", check=False)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("going back to") == 2, done.stderr
+    assert "all ranks were started again 2 times in a row without a new checkpoint" in done.stderr
+
+
 def test_spikes_without_end_end_the_run(program, tmp_path):
     tokens = noisy_cycle(tmp_path, set(range(BAD, 201)))
-    path = configuration(tokens, tmp_path, **SECTIONS, spike={**SPIKE, "most": 2})
+    path = configuration(tokens, tmp_path, **SECTIONS, spike={**SPIKE, "max_rewinds": 2})
     done = train(program, path, check=False)
     assert done.returncode == 1, done.stderr
-    assert "comes after the run has gone back 2 times, which is all that spike.most allows" in done.stderr
+    assert "comes after the run has gone back 2 times, which is all that spike.max_rewinds allows" in done.stderr
     for left_out in ("58 to 63", "55 to 66"):
         assert f"going back to the checkpoint after step 50, and on without batches {left_out} of" in done.stderr
 

@@ -152,8 +152,7 @@ ModuleSettings module_settings(const std::string& json, int64_t world_size,
   return found;
 }
 
-void check_experts(const torch::nn::Module& module,
-                   const ModuleSettings& settings) {
+void check_experts(torch::nn::Module& module, const ModuleSettings& settings) {
   const auto& wanted = settings.config.model.moe;
   const auto mixtures = wrappers::mixtures_of(module);
   for (const auto& [name, moe] : mixtures) {

@@ -25,7 +25,6 @@ ModuleSettings module_settings(const std::string& json, int64_t world_size,
                                const InitializeOptions& options);
 
 // That a module has the experts that the file says, and no others.
-void check_experts(const torch::nn::Module& module,
-                   const ModuleSettings& settings);
+void check_experts(torch::nn::Module& module, const ModuleSettings& settings);
 
 }  // namespace tessera::detail

@@ -10,6 +10,7 @@
 #include "tessera/core/hash.h"
 #include "tessera/wrappers/detail/heard_memory.h"
 #include "tessera/wrappers/moe.h"
+#include "tessera/wrappers/sync_batch_norm.h"
 
 namespace tessera::wrappers {
 namespace {
@@ -59,6 +60,21 @@ void require_whole_gradients(torch::nn::Module& module) {
                     "hold the same adds up their gradients. Use "
                     "fully_shard(), with zero_stage 0 where nothing else is "
                     "to be shared out.");
+  }
+}
+
+void require_joinable(torch::nn::Module& module) {
+  for (const auto& each : module.modules()) {
+    TS_CHECK(each->as<SyncBatchNormImpl>() == nullptr,
+             "join: the module has a SyncBatchNorm, for whose statistics every "
+             "rank goes forward as often as the others: a rank without data "
+             "cannot. Give every rank as many batches, or use BatchNorm.");
+  }
+  for (const auto& [name, moe] : mixtures_of(module)) {
+    TS_CHECK(!moe->has_biases(),
+             "join: the module has a MoE with biases, which move by the load "
+             "of all ranks: one without data cannot tell its own. Give every "
+             "rank as many batches, or use a bias_rate of 0.");
   }
 }
 

@@ -30,6 +30,11 @@ void require_no_parts(torch::nn::Module& module, const comm::Group& group);
 // of experts out: of a MoE that other ranks with other tokens share too.
 void require_whole_gradients(torch::nn::Module& module);
 
+// Of a module of which a rank is to join() the others without data of its own:
+// TS_CHECK where a SyncBatchNorm waits for every rank's forward, or biases of a
+// MoE move by every rank's load.
+void require_joinable(torch::nn::Module& module);
+
 // The values of `root`, on every rank.
 void broadcast_all(const std::vector<at::Tensor>& tensors, comm::Group& group,
                    int64_t root);
