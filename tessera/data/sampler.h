@@ -50,9 +50,9 @@ struct Skip {
   bool operator==(const Skip&) const = default;
 };
 
-// "batches 101 to 150", as data.skip numbers them; where they are no whole ones,
-// or `global_batch` is 0 since steps took others: "samples 7 to 9 in the order
-// of the data".
+// "batches 101 to 150", as data.skip numbers them; where they are no whole
+// ones, or `global_batch` is 0 since steps took others: "samples 7 to 9 in the
+// order of the data".
 std::string text_of(const Skip& skip, int64_t global_batch);
 
 // Both in one list: ascending, apart.

@@ -4,7 +4,8 @@
 //
 // Comm:    phases meet at barriers; a step adds metrics.h's (loss, tokens,
 //          stop, ...) to what the parallelism needs.
-// Spikes:  where spike.action says so all phases begin again, from a checkpoint.
+// Spikes:  where spike.action says so all phases begin again, from one of its
+//          checkpoints.
 // Stop:    a StopRequest on any rank ends the run on all of them after the same
 //          step, with a checkpoint and ExitCode::kStopped.
 // Bits:    a resumed run computes the bits of the run that was never stopped:
