@@ -1,5 +1,6 @@
 #include "cli/ranks.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -103,13 +104,6 @@ int run_rank_threads(const RankJob& job, int64_t world_size) {
   return codes[0];
 }
 
-// Whether another start may go better: not where the same would be refused
-// again.
-bool may_go_better(int code) {
-  return code > 128 || code == static_cast<int>(ExitCode::kFailed) ||
-         code == static_cast<int>(ExitCode::kUnreachable);
-}
-
 int run_with_restarts(const RankJob& job, int64_t world_size) {
   const Restarts& restarts = job.restarts;
   if (restarts.most == 0) return run_rank_processes(job.arguments, world_size);
@@ -162,6 +156,15 @@ launch::RankEnvironment find_place(const RankFlags& flags) {
                  "--nproc starts ranks, but ", place.source,
                  " has started them already. Leave --nproc out.");
   return place;
+}
+
+bool may_go_better(int code) {
+  constexpr ExitCode kAgainTheSame[] = {ExitCode::kOk, ExitCode::kUsage,
+                                        ExitCode::kInputOutput,
+                                        ExitCode::kStopped, ExitCode::kConfig};
+  return std::ranges::none_of(kAgainTheSame, [&](ExitCode each) {
+    return code == static_cast<int>(each);
+  });
 }
 
 int run_rank_processes(std::vector<std::string> arguments, int64_t world_size,

@@ -61,6 +61,10 @@ struct RankJob {
 int run_ranks(const RankJob& job, const RankFlags& flags,
               const launch::RankEnvironment& place, int64_t world_size);
 
+// Whether ranks that ended with this code may go better when they are started
+// again: not where they were done or stopped, or would be refused again.
+bool may_go_better(int code);
+
 // Starts ranks as processes of this same command. The exit code.
 // `was_asked`: see launch::LocalOptions.
 int run_rank_processes(std::vector<std::string> arguments, int64_t world_size,

@@ -579,6 +579,33 @@ def test_launch_ends_with_the_first_failure(program, folder):
     assert (folder / "logs" / "rank-1.log").read_text() == "broken\n"
 
 
+def test_launch_starts_ranks_again(program, folder):
+    # Rank 1 fails twice, then all are done.
+    script = 'echo "$TESSERA_RANK $TESSERA_RESTARTS" >&2; [ "$TESSERA_RANK" != 1 ] || [ "$TESSERA_RESTARTS" = 2 ] || exit 7'
+    done = launch(program, folder, "-n", "2", "--max-restarts", "3", "--log-dir", "logs", "--", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "logs" / "rank-1.log").read_text() == "1 0\n1 1\n1 2\n"
+    assert "all ranks are started again, 2 of 3 times" in done.stderr and "3 of 3" not in done.stderr
+    done = launch(program, folder, "-n", "2", "--max-restarts", "1", "--", "sh", "-c", script)
+    assert done.returncode == 7 and "ended: all ranks were started again 1 times" in done.stderr
+
+
+@pytest.mark.parametrize("code", [2, 74, 75, 78])
+def test_launch_starts_nothing_again_that_would_be_refused(program, folder, code):
+    done = launch(program, folder, "-n", "2", "--max-restarts", "3", "--", "sh", "-c", f"exit {code}")
+    assert done.returncode == code and "started again" not in done.stderr, done.stderr
+
+
+def test_launch_starts_nothing_again_after_a_signal(program, folder):
+    command = [program, "launch", "-n", "2", "--max-restarts", "3", "--", "sh", "-c", "touch up; exec sleep 60"]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    while not (folder / "up").exists():
+        time.sleep(0.01)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + 15 and "started again" not in errors, errors
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--", "true"], "--nproc is required"),
     (["-n", "2"], "program is required"),
