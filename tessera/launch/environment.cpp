@@ -246,7 +246,9 @@ void read_tcp(const Reader& read, RankEnvironment& here) {
     TS_CHECK_CONFIG(hosts != nullptr,
                     "launch: a step of Slurm without SLURM_STEP_NODELIST. Set "
                     "MASTER_ADDR and MASTER_PORT.");
-    meet.host = expand_hosts(*hosts).front();
+    const bool is_one_node = here.local_world_size == here.world_size;
+    const auto names = expand_hosts(*hosts);
+    meet.host = is_one_node ? kLoopback : names.front();
     meet.port = slurm_port(read);
     return;
   }
