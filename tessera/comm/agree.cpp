@@ -150,6 +150,14 @@ std::string first_complaint_of(Group& group, const std::string& doing,
   return first_complaint(group, complaint);
 }
 
+void on_first(Group& group, const std::string& doing,
+              const std::function<void()>& work) {
+  const std::string complaint = first_complaint_of(group, doing, [&] {
+    if (group.rank() == 0) work();
+  });
+  TS_CHECK_IO(complaint.empty(), complaint);
+}
+
 std::vector<std::string> gather_texts(Group& group, const std::string& text) {
   if (group.rank() != 0) {
     at::Tensor size = at::full({1}, std::ssize(text), at::kLong);

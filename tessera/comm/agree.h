@@ -30,6 +30,12 @@ std::string first_complaint(Group& group, const std::string& complaint);
 std::string first_complaint_of(Group& group, const std::string& doing,
                                const std::function<void()>& work);
 
+// Work of the group's first rank, on a disk that may be slow, while the others
+// wait; what it complains of is TS_CHECK_IO on all of them. Comm: as
+// first_complaint_of().
+void on_first(Group& group, const std::string& doing,
+              const std::function<void()>& work);
+
 // The texts of all ranks on rank 0, in order of rank; empty on the others.
 // Comm: two sends from every other rank.
 std::vector<std::string> gather_texts(Group& group, const std::string& text);

@@ -138,7 +138,8 @@ class IdleKeys {
     note(!config_.spike.rewinds(),
          {"spike.skip_before", "spike.skip_after", "spike.max_rewinds"},
          "is not used by spike.action " + config_.spike.action);
-    note(config_.spike.window >= config_.run.steps,
+    note(config_.spike.action != "none" &&
+             config_.spike.window >= config_.run.steps,
          {"spike.window", "spike.deviations"},
          "is not used in " + std::to_string(config_.run.steps) +
              " steps: a loss is compared with a whole window before it");

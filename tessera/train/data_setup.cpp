@@ -44,7 +44,7 @@ bool goes_on(const RunConfig& config, const RunFolder& folder,
            (config.checkpoint.saves_locally() &&
             checkpoint::has_local_checkpoints(folder.checkpoints()));
   }
-  return folder.is_own(resume);
+  return is_checkpoint_in(folder.checkpoints(), resume);
 }
 
 // The tokenizer that the checkpoint was trained with which the run goes on

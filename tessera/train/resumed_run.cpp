@@ -143,6 +143,12 @@ std::string folder_of_step(const std::string& folder, int64_t step) {
   return folder + "/step-" + std::to_string(step);
 }
 
+bool is_name_of_step(const std::string& name) {
+  constexpr std::string_view kPrefix = "step-";
+  return name.starts_with(kPrefix) && name.size() > kPrefix.size() &&
+         name.find_first_not_of("0123456789", kPrefix.size()) == name.npos;
+}
+
 // Where it is, and what it says; nowhere: there is none.
 std::pair<std::string, checkpoint::Manifest> resumed_manifest(
     const RunConfig& config, const std::string& resume,
@@ -184,13 +190,22 @@ std::string resumed_folder(const std::string& resume,
   return resume;
 }
 
+// By the names of its steps, which may be links, as `resume` may.
+bool is_checkpoint_in(const std::string& folder, const std::string& resume) {
+  if (resume == "auto" || resume == "never") return false;
+  std::error_code none;
+  const auto path = fs::path(resume) / checkpoint::kManifestName;
+  for (const auto& entry : fs::directory_iterator(folder, none)) {
+    const bool is_same =
+        fs::equivalent(entry.path() / checkpoint::kManifestName, path, none);
+    if (is_same && is_name_of_step(entry.path().filename())) return true;
+  }
+  return false;
+}
+
 void go_on_from(const std::string& resume, const std::string& folder) {
-  if (resume == "auto" || resume == "never") return;
-  const int64_t step = checkpoint::read_manifest(resume).step;
-  // By that name: it may be a link.
-  const std::string own = folder_of_step(folder, step);
-  if (fs::exists(own) && fs::equivalent(own, resume)) {
-    checkpoint::go_back_to(folder, step);
+  if (is_checkpoint_in(folder, resume)) {
+    checkpoint::go_back_to(folder, checkpoint::read_manifest(resume).step);
   }
 }
 

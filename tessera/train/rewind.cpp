@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <functional>
 #include <iterator>
 #include <limits>
-#include <map>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -18,7 +17,9 @@
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/core/hash.h"
 #include "tessera/core/log.h"
+#include "tessera/train/resumed_run.h"
 #include "tessera/train/state.h"
 
 namespace tessera::train {
@@ -31,29 +32,29 @@ struct Source {
   std::string name;     // for people
 };
 
-// Those that stand on the newest commit's line of steps, it first, each with
-// the one that it was trained on from. What a run left by going back is on
-// another: it may have been replaced since, by a later commit.
-std::vector<int64_t> steps_of_this_line(const RunFolder& folder) {
-  std::vector<int64_t> steps;
+// Those on the newest commit's line of steps, it first, each with the one that
+// it was trained on from. What a run left by going back is on another; a later
+// commit may have taken its place. `base`: SavedRun::line_base.
+std::vector<int64_t> steps_of_this_line(const RunFolder& folder, int64_t base) {
+  std::set<int64_t> good;
   std::optional<int64_t> next;
-  std::map<int64_t, checkpoint::Manifest> good;
   for (const auto& found : checkpoint::list_checkpoints(folder.checkpoints())) {
     if (!found.complaint.empty()) continue;
     if (!next) next = found.step;
-    good[found.step] =
-        checkpoint::read_manifest(folder.checkpoint_of(found.step));
+    good.insert(found.step);
   }
+  std::vector<int64_t> steps;
   int64_t sequence = std::numeric_limits<int64_t>::max();
-  while (next) {
-    const auto found = good.find(*next);
-    const bool is_before = found != good.end() &&
-                           found->second.sequence < sequence &&
+  while (next && good.contains(*next)) {
+    const auto manifest =
+        checkpoint::read_manifest(folder.checkpoint_of(*next));
+    const bool is_before = manifest.sequence < sequence &&
+                           manifest.sequence > base &&
                            (steps.empty() || *next < steps.back());
     if (!is_before) break;
     steps.push_back(*next);
-    sequence = found->second.sequence;
-    next = found->second.parent;
+    sequence = manifest.sequence;
+    next = manifest.parent;
   }
   return steps;
 }
@@ -64,8 +65,8 @@ std::vector<int64_t> steps_to_go_to(const RunFolder& folder,
                                     const SpikePlace& spike,
                                     int64_t skip_before) {
   std::vector<int64_t> far, near;
-  for (const int64_t step : steps_of_this_line(folder)) {
-    if (step >= spike.step || step <= spike.began_at) continue;
+  for (const int64_t step : steps_of_this_line(folder, spike.line_base)) {
+    if (step >= spike.step) continue;
     const bool is_far = step < spike.step - skip_before;
     is_far ? far.push_back(step) : near.push_back(step);
   }
@@ -82,23 +83,16 @@ Source source_beside(const engine::RunConfig& config, const RunFolder& folder,
           : "";
   if (!local.empty()) {
     const auto manifest = checkpoint::read_manifest_alone(local);
-    return {.resume = "auto",
-            .samples = saved_run_from(manifest.extra, local).samples,
-            .name = c10::str("the checkpoint after step ", manifest.step)};
+    if (manifest.step < spike.step) {
+      return {.resume = "auto",
+              .samples = saved_run_from(manifest.extra, local).samples,
+              .name = c10::str("the checkpoint after step ", manifest.step)};
+    }
   }
   const bool is_path = spike.resume != "auto" && spike.resume != "never";
   return {.resume = spike.resume,
           .samples = spike.first_samples,
           .name = is_path ? spike.resume : "the beginning"};
-}
-
-// Rank 0's work, whose failure all ranks hear of.
-void on_rank_0(comm::Group& world, const std::string& doing,
-               const std::function<void()>& work) {
-  const std::string complaint = comm::first_complaint_of(world, doing, [&] {
-    if (world.rank() == 0) work();
-  });
-  TS_CHECK_IO(complaint.empty(), complaint);
 }
 
 // The first whose bytes are as they were written; nothing: there is none.
@@ -119,21 +113,28 @@ std::optional<int64_t> first_good_of(const std::vector<int64_t>& steps,
 // The same on every rank.
 Source find_source(const engine::RunConfig& config, const RunFolder& folder,
                    const SpikePlace& spike, comm::Group& world) {
-  const auto& resume = spike.resume;
-  const bool is_own =
-      resume == "auto" || spike.has_saved || folder.is_own(resume);
   const char* const doing = "looking for a checkpoint before a spike";
+  bool is_own = false;
   std::vector<int64_t> steps;
-  on_rank_0(world, doing, [&] {
+  comm::on_first(world, doing, [&] {
+    is_own = spike.resume == "auto" || spike.has_saved ||
+             is_checkpoint_in(folder.checkpoints(), spike.resume);
     if (!is_own) return;
     steps = steps_to_go_to(folder, spike, config.spike.skip_before);
   });
   steps = comm::numbers_of_rank_0(world, std::move(steps));
   const auto step = first_good_of(steps, folder, world);
   Source source;
-  on_rank_0(world, doing, [&] {
+  comm::on_first(world, doing, [&] {
     if (!step) {
       source = source_beside(config, folder, spike, is_own);
+      TS_CHECK_IO(steps.empty() || source.resume != "auto" ||
+                      config.checkpoint.saves_locally(),
+                  "none of the ", steps.size(),
+                  " checkpoints before the spike "
+                  "at step ",
+                  spike.step, " in ", folder.checkpoints(),
+                  " can be used. Go on from another (--resume PATH).");
       return;
     }
     const std::string path = folder.checkpoint_of(*step);
@@ -151,12 +152,17 @@ std::string file_of(const RunFolder& folder) {
   return folder.checkpoints() + "/rewound";
 }
 
-// "step-50 7" and "2": it went back to commit 7 of the folder, for the second
-// time; then a line of each range.
+// A checkpoint, whatever stands by its name later.
+std::string identity_of(const std::string& path) {
+  const auto manifest = checkpoint::read_manifest(path);
+  return c10::str("step-", manifest.step, " ",
+                  hash64(checkpoint::format_manifest(manifest)));
+}
+
+// That identity; how often the run went back, now to this one; and each range.
 void keep(const RunFolder& folder, const Rewind& rewind) {
-  const auto manifest = checkpoint::read_manifest(rewind.resume);
-  std::string text = c10::str("step-", manifest.step, " ", manifest.sequence,
-                              "\n", rewind.num_rewinds, "\n");
+  std::string text =
+      c10::str(identity_of(rewind.resume), "\n", rewind.num_rewinds, "\n");
   for (const auto& [begin, end] : rewind.left_out) {
     text += c10::str(begin, " ", end, "\n");
   }
@@ -172,8 +178,8 @@ Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
   TS_CHECK(spike.so_far.num_rewinds < max_rewinds, "the spike at step ",
            spike.step, " comes after the run has gone back ",
            spike.so_far.num_rewinds,
-           " times, which is all that spike.max_rewinds allows. Batches are "
-           "not what makes it: go on from an earlier checkpoint (--resume "
+           " times, which is all that spike.max_rewinds allows. It may not be "
+           "batches that make it: go on from an earlier checkpoint (--resume "
            "PATH) with a lower optimizer.lr or a smaller optimizer.clip_norm, "
            "or set spike.max_rewinds higher.");
   const Source source = find_source(config, folder, spike, world);
@@ -194,7 +200,7 @@ Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
                data::text_of(out, is_even ? config.batch.global : 0),
                " of data.train: ", next.num_rewinds, " of ", max_rewinds,
                " times (spike.max_rewinds)");
-  if (folder.is_own(next.resume)) {
+  if (is_checkpoint_in(folder.checkpoints(), next.resume)) {
     const std::string complaint =
         comm::complaint_of([&] { keep(folder, next); });
     if (!complaint.empty()) log::warning(complaint);
@@ -203,20 +209,21 @@ Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
 }
 
 Rewind kept_rewind(const RunFolder& folder, int64_t step, comm::Group& world) {
-  std::string text;
-  on_rank_0(world, "reading " + file_of(folder), [&] {
-    if (std::filesystem::exists(file_of(folder))) {
-      text = read_file(file_of(folder));
-    }
+  // Nothing: there is no file, or it is of another checkpoint.
+  std::optional<std::string> text;
+  comm::on_first(world, "reading " + file_of(folder), [&] {
+    if (!std::filesystem::exists(file_of(folder))) return;
+    text = read_file(file_of(folder));
+    const std::string first = identity_of(folder.checkpoint_of(step)) + "\n";
+    if (text->starts_with("step-") && !text->starts_with(first)) text.reset();
   });
-  text = comm::text_of_rank_0(world, text);
-  if (text.empty()) return {};
-  std::istringstream lines(text);
+  if (comm::numbers_of_rank_0(world, {text ? 1 : 0})[0] == 0) return {};
+  std::istringstream lines(comm::text_of_rank_0(world, text.value_or("")));
   std::string name;
-  int64_t sequence = 0;
+  uint64_t hash = 0;
   Rewind kept;
   data::Skip range;
-  lines >> name >> sequence >> kept.num_rewinds;
+  lines >> name >> hash >> kept.num_rewinds;
   bool is_good = lines && kept.num_rewinds > 0;
   while (is_good && lines >> range.begin) {
     is_good = static_cast<bool>(lines >> range.end);
@@ -226,13 +233,18 @@ Rewind kept_rewind(const RunFolder& folder, int64_t step, comm::Group& world) {
               ": must be what a run wrote when it went back from a spike. "
               "Without this file it is not known what it left out.");
   require_ranges(kept.left_out, file_of(folder));
-  std::vector<int64_t> is_of_it = {0};
-  on_rank_0(world, "reading a manifest", [&] {
-    const std::string path = folder.checkpoint_of(step);
-    is_of_it[0] = path.ends_with("/" + name) &&
-                  checkpoint::read_manifest(path).sequence == sequence;
+  return kept;
+}
+
+int64_t newest_commit(const RunFolder& folder, comm::Group& world) {
+  int64_t newest = -1;
+  comm::on_first(world, "listing " + folder.checkpoints(), [&] {
+    for (const auto& found :
+         checkpoint::list_checkpoints(folder.checkpoints())) {
+      if (found.complaint.empty()) newest = std::max(newest, found.sequence);
+    }
   });
-  return comm::numbers_of_rank_0(world, is_of_it)[0] ? kept : Rewind();
+  return comm::numbers_of_rank_0(world, {newest})[0];
 }
 
 }  // namespace tessera::train

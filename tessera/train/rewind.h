@@ -4,11 +4,11 @@
 // The run begins again there, in the same process, as one that is resumed with
 // these samples in data.skip: it computes the bits of a run that never saw
 // them. Checkpoints keep what was left out, so that whoever goes on from them
-// leaves it out too. Until there is one, a file beside that to which the run
-// went back does: `rewound`.
-// Comm:   collective; all ranks read what they go back to, for its checksums.
+// leaves it out too; until there is one, a file of the run's checkpoint folder
+// does, `rewound`, for the checkpoint there to which it went back.
+// Comm:   collective; all ranks read that checkpoint, for its checksums.
 // Errors: TS_CHECK on the spike behind the last time that spike.max_rewinds
-//         allows. What is damaged is not gone back to, but to what is older.
+//         allows, TS_CHECK_IO where all that lie before the spike are damaged.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct SpikePlace {
   std::string resume;         // as it was begun
   bool has_saved = false;     // since then
   int64_t first_samples = 0;  // taken before it was begun
-  int64_t began_at = 0;       // SavedRun's
+  int64_t line_base = -1;     // SavedRun's
   Rewind so_far;
 };
 
@@ -43,8 +43,11 @@ Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
                    const data::Sampler& sampler, const SpikePlace& spike,
                    comm::Group& world);
 
-// What a run had left out when it went back to this checkpoint of its own, and
-// was ended before the next one. Comm: collective; rank 0 looks.
+// What a run had left out when it went back to this checkpoint of its folder,
+// and was ended before the next one. Comm: collective; rank 0 looks.
 Rewind kept_rewind(const RunFolder& folder, int64_t step, comm::Group& world);
+
+// The newest commit in the folder; -1: none. Comm: collective; rank 0 looks.
+int64_t newest_commit(const RunFolder& folder, comm::Group& world);
 
 }  // namespace tessera::train

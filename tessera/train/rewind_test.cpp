@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <string>
 
 #include "tessera/checkpoint/checkpoint.h"
@@ -96,10 +95,8 @@ TEST_F(RewindTest, WhereNothingIsSavedToWhereTheRunWasBegun) {
   EXPECT_THAT(anew.left_out, ElementsAre(batches(1, 4)));
   save(10);  // of another line
   const std::string elsewhere = made_.file("other/step-100");
-  const Rewind next = found({.step = 102,
-                             .resume = elsewhere,
-                             .first_samples = 100 * kBatch,
-                             .began_at = 100});
+  const Rewind next =
+      found({.step = 102, .resume = elsewhere, .first_samples = 100 * kBatch});
   EXPECT_EQ(next.resume, elsewhere);
   EXPECT_THAT(next.left_out, ElementsAre(batches(101, 104)));
 }
@@ -115,8 +112,9 @@ TEST_F(RewindTest, NeverToAnotherLineOfSteps) {
   checkpoint::go_back_to(checkpoints(), 10);
   save(20);
   EXPECT_EQ(found({.step = 33, .resume = "auto"}).resume, step(20));
-  // The run came from step 15 of a checkpoint elsewhere.
-  EXPECT_EQ(found({.step = 22, .resume = "auto", .began_at = 15}).resume,
+  // The run came from step 15 of a checkpoint elsewhere, behind commit 5.
+  EXPECT_EQ(checkpoint::read_manifest(step(20)).sequence, 6);
+  EXPECT_EQ(found({.step = 22, .resume = "auto", .line_base = 5}).resume,
             step(20));
 }
 
@@ -137,8 +135,12 @@ TEST_F(RewindTest, WhoGoesOnFromThereKnowsOfIt) {
   EXPECT_EQ(kept(10).num_rewinds, 0);
   save(20);  // another one by that name
   EXPECT_EQ(kept(20).num_rewinds, 0);
-  for (const char* bad : {"step-20", "step-20 2 1\n3\n", "step-20 2 1\n4 3\n",
-                          "step-20 2 -1\n", "step-20 2 1\nx\n"}) {
+  found({.step = 25, .resume = "auto"});
+  const std::string good = read_file(checkpoints() + "/rewound");
+  const std::string head = good.substr(0, good.find('\n') + 1);
+  for (const std::string& bad :
+       {std::string(), head, head + "1\n3\n", head + "1\n4 3\n", head + "-1\n",
+        head + "1\nx\n", std::string("what")}) {
     write_file_atomic(checkpoints() + "/rewound", bad);
     EXPECT_THAT(testing::failure_of([&] { kept(20); }),
                 HasSubstr("checkpoints/rewound"))
@@ -184,12 +186,12 @@ TEST(SavedRun, KeepsWhatSpikesNeed) {
                      .losses = {2.5, 0.1},
                      .num_rewinds = 2,
                      .left_out = {{0, 4}, {8, 12}},
-                     .began_at = 3};
+                     .line_base = 3};
   const SavedRun again = saved_run_from(to_json(run), "here");
   EXPECT_EQ(again.losses, run.losses);
   EXPECT_EQ(again.num_rewinds, 2);
   EXPECT_EQ(again.left_out, run.left_out);
-  EXPECT_EQ(again.began_at, 3);
+  EXPECT_EQ(again.line_base, 3);
   const std::string none = to_json(SavedRun{.step = 7, .config = "{}"});
   EXPECT_TRUE(saved_run_from(none, "here").left_out.empty());
   for (const char* bad :

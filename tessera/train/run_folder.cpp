@@ -22,12 +22,6 @@ std::vector<std::string> RunFolder::below() const {
   return folders;
 }
 
-bool RunFolder::is_own(const std::string& path) const {
-  std::error_code none;  // "auto" and "never" are no folders
-  return std::filesystem::equivalent(std::filesystem::path(path) / "..",
-                                     checkpoints_, none);
-}
-
 std::vector<std::string> RunFolder::missing() const {
   std::vector<std::string> all = below();
   all.push_back(tokens());

@@ -37,8 +37,6 @@ class RunFolder {
   std::string checkpoint_of(int64_t step) const {
     return checkpoints_ + "/step-" + std::to_string(step);
   }
-  // Whether `path`, as --resume has it, is a checkpoint there.
-  bool is_own(const std::string& path) const;
   checkpoint::LocalPlace local() const { return {local_dir_, checkpoints_}; }
   std::string trace() const { return path_ + "/trace"; }
   std::string logs() const { return path_ + "/logs"; }

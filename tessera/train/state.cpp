@@ -188,7 +188,7 @@ std::string to_json(const SavedRun& run) {
   }
   if (!run.losses.empty()) json["losses"] = run.losses;
   if (run.num_rewinds > 0) json["rewinds"] = run.num_rewinds;
-  if (run.began_at > 0) json["began_at"] = run.began_at;
+  if (run.line_base >= 0) json["line_base"] = run.line_base;
   for (const auto& [begin, end] : run.left_out) {
     json["left_out"].push_back({begin, end});
   }
@@ -197,8 +197,8 @@ std::string to_json(const SavedRun& run) {
 
 SavedRun saved_run_from(const std::string& text, const std::string& source) {
   const detail::Json json = detail::parse_json(text, source);
-  const auto count = [&](const char* key) {
-    if (!json.contains(key)) return int64_t{0};
+  const auto count = [&](const char* key, int64_t absent = 0) {
+    if (!json.contains(key)) return absent;
     const std::string where = source + ": " + key;
     const int64_t number = detail::as_int(json[key], where);
     TS_CHECK_IO(number >= 0, where, " is ", number, ", and counts something.");
@@ -219,7 +219,7 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
           .losses = losses_in(json, source),
           .num_rewinds = count("rewinds"),
           .left_out = left_out_in(json, source),
-          .began_at = count("began_at")};
+          .line_base = count("line_base", -1)};
 }
 
 void require_ranges(const std::vector<data::Skip>& ranges,

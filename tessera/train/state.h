@@ -45,9 +45,10 @@ struct SavedRun {
   std::vector<double> losses = {};
   int64_t num_rewinds = 0;
   std::vector<data::Skip> left_out = {};
-  // That of the checkpoint elsewhere which the run went on from: those in its
-  // own folder up to there are of another line of steps. 0: none.
-  int64_t began_at = 0;
+  // Of a run that went on from a checkpoint elsewhere: the newest commit that
+  // its own folder had then, which is of another line of steps, as all before
+  // it are. -1: none.
+  int64_t line_base = -1;
 };
 
 std::string to_json(const SavedRun& run);

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -21,6 +20,7 @@
 #include "tessera/core/hash.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
+#include "tessera/core/units.h"
 #include "tessera/engine/measured_speeds.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/recorder.h"
@@ -116,11 +116,7 @@ class Trainer {
   // On a disk that may be slow; the others wait for it.
   template <typename Work>
   void on_rank_0(const std::string& doing, const Work& work) {
-    const std::string complaint =
-        comm::first_complaint_of(ranks_.world(), doing, [&] {
-          if (leads()) work();
-        });
-    TS_CHECK_IO(complaint.empty(), complaint);
+    comm::on_first(ranks_.world(), doing, work);
   }
 
   // The folder and this rank's log.
@@ -251,18 +247,29 @@ class Trainer {
 
   // What the checkpoint knows of them, and who went back to it last.
   void add_rewinds(const Resumed& found) {
+    comm::Group& world = ranks_.world();
+    const SavedRun& saved = found.run;
+    const auto& from = options_.resume;
+    bool is_own =
+        from == "auto" || is_checkpoint_in(folder_.checkpoints(), from);
+    is_own = comm::numbers_of_rank_0(world, {is_own})[0] != 0;
     const auto add = [&](const Rewind& more) {
       so_far_.num_rewinds = std::max(so_far_.num_rewinds, more.num_rewinds);
       so_far_.left_out = data::joined(so_far_.left_out, more.left_out);
     };
-    const SavedRun& saved = found.run;
-    add({.num_rewinds = saved.num_rewinds, .left_out = saved.left_out});
-    const auto& from = options_.resume;
-    const bool is_own = from == "auto" || folder_.is_own(from);
-    began_at_ = is_own ? saved.began_at : saved.step;
+    add({.num_rewinds = is_own ? saved.num_rewinds : 0,
+         .left_out = saved.left_out});
     if (is_own && !found.is_local) {
-      add(kept_rewind(folder_, saved.step, ranks_.world()));
+      add(kept_rewind(folder_, saved.step, world));
     }
+    line_base_ = is_own ? saved.line_base : newest_commit(folder_, world);
+    if (!leads() || so_far_.left_out.empty()) return;
+    std::vector<std::string> texts;
+    const bool is_even = saved.samples == saved.step * config_.batch.global;
+    for (const data::Skip& skip : so_far_.left_out) {
+      texts.push_back(data::text_of(skip, is_even ? config_.batch.global : 0));
+    }
+    log::info("left out, by spikes: ", some_of(texts, 16));
   }
 
   // What was refused until here has left the one before as it was.
@@ -528,7 +535,7 @@ class Trainer {
                          .resume = options_.resume,
                          .has_saved = checkpoints_.has_saved(),
                          .first_samples = sampler.taken_before(first_step_),
-                         .began_at = began_at_,
+                         .line_base = line_base_,
                          .so_far = so_far_},
                         ranks_.world());
   }
@@ -566,7 +573,7 @@ class Trainer {
                          .losses = spikes_.losses(),
                          .num_rewinds = so_far_.num_rewinds,
                          .left_out = so_far_.left_out,
-                         .began_at = began_at_});
+                         .line_base = line_base_});
     checkpoint::SaveOptions options{.keep = config_.checkpoint.keep,
                                     .mesh = model_->mesh().describe()};
     const auto& best = validation_->best();
@@ -633,7 +640,7 @@ class Trainer {
   std::unique_ptr<BegunSteps> begun_;
   StepTrace trace_{config_, folder_, ranks_};
   SpikeWatch spikes_{config_.spike, {}};
-  Rewind so_far_;               // before this start, or in it
+  Rewind so_far_;               // before this start
   std::optional<Rewind> next_;  // where the run goes back to
   int64_t first_step_ = 0;      // updates done before this run
   int64_t step_ = 0;            // steps done, or begun
@@ -642,7 +649,7 @@ class Trainer {
   bool is_resumed_ = false;     // from a checkpoint
   bool is_from_local_ = false;  // in the memory of hosts
   bool stops_ = false;          // some rank was asked to stop
-  int64_t began_at_ = 0;        // SavedRun's
+  int64_t line_base_ = -1;      // SavedRun's
 };
 
 // Alike on all ranks, which then cut the model by it. Who starts from the
