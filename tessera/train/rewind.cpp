@@ -19,8 +19,8 @@
 #include "tessera/core/files.h"
 #include "tessera/core/hash.h"
 #include "tessera/core/log.h"
+#include "tessera/core/units.h"
 #include "tessera/train/resumed_run.h"
-#include "tessera/train/state.h"
 
 namespace tessera::train {
 namespace {
@@ -31,6 +31,11 @@ struct Source {
   int64_t samples = 0;  // that were taken by then
   std::string name;     // for people
 };
+
+bool is_of_own_folder(const Rewind& so_far, const RunFolder& folder) {
+  return so_far.resume == "auto" ||
+         is_checkpoint_in(folder.checkpoints(), so_far.resume);
+}
 
 // Those on the newest commit's line of steps, it first, each with the one that
 // it was trained on from. What a run left by going back is on another; a later
@@ -65,7 +70,8 @@ std::vector<int64_t> steps_to_go_to(const RunFolder& folder,
                                     const SpikePlace& spike,
                                     int64_t skip_before) {
   std::vector<int64_t> far, near;
-  for (const int64_t step : steps_of_this_line(folder, spike.line_base)) {
+  for (const int64_t step :
+       steps_of_this_line(folder, spike.so_far.line_base)) {
     if (step >= spike.step) continue;
     const bool is_far = step < spike.step - skip_before;
     is_far ? far.push_back(step) : near.push_back(step);
@@ -89,10 +95,11 @@ Source source_beside(const engine::RunConfig& config, const RunFolder& folder,
               .name = c10::str("the checkpoint after step ", manifest.step)};
     }
   }
-  const bool is_path = spike.resume != "auto" && spike.resume != "never";
-  return {.resume = spike.resume,
+  const std::string& resume = spike.so_far.resume;
+  const bool is_path = resume != "auto" && resume != "never";
+  return {.resume = resume,
           .samples = spike.first_samples,
-          .name = is_path ? spike.resume : "the beginning"};
+          .name = is_path ? resume : "the beginning"};
 }
 
 // The first whose bytes are as they were written; nothing: there is none.
@@ -117,8 +124,7 @@ Source find_source(const engine::RunConfig& config, const RunFolder& folder,
   bool is_own = false;
   std::vector<int64_t> steps;
   comm::on_first(world, doing, [&] {
-    is_own = spike.resume == "auto" || spike.has_saved ||
-             is_checkpoint_in(folder.checkpoints(), spike.resume);
+    is_own = spike.has_saved || is_of_own_folder(spike.so_far, folder);
     if (!is_own) return;
     steps = steps_to_go_to(folder, spike, config.spike.skip_before);
   });
@@ -128,12 +134,11 @@ Source find_source(const engine::RunConfig& config, const RunFolder& folder,
   comm::on_first(world, doing, [&] {
     if (!step) {
       source = source_beside(config, folder, spike, is_own);
-      TS_CHECK_IO(steps.empty() || source.resume != "auto" ||
-                      config.checkpoint.saves_locally(),
-                  "none of the ", steps.size(),
-                  " checkpoints before the spike "
-                  "at step ",
-                  spike.step, " in ", folder.checkpoints(),
+      const bool begins_anew =
+          source.resume == "auto" && !config.checkpoint.saves_locally();
+      TS_CHECK_IO(steps.empty() || !begins_anew, "none of the ", steps.size(),
+                  " checkpoints in ", folder.checkpoints(),
+                  " that lie before the spike at step ", spike.step,
                   " can be used. Go on from another (--resume PATH).");
       return;
     }
@@ -167,6 +172,48 @@ void keep(const RunFolder& folder, const Rewind& rewind) {
     text += c10::str(begin, " ", end, "\n");
   }
   write_file_atomic(file_of(folder), text);
+}
+
+// What a run had left out when it went back to this checkpoint, and was ended
+// before the next one. Collective.
+Rewind kept_rewind(const RunFolder& folder, int64_t step, comm::Group& world) {
+  // Nothing: there is no file, or it is of another checkpoint.
+  std::optional<std::string> text;
+  comm::on_first(world, "reading " + file_of(folder), [&] {
+    if (!std::filesystem::exists(file_of(folder))) return;
+    text = read_file(file_of(folder));
+    const std::string first = identity_of(folder.checkpoint_of(step)) + "\n";
+    if (text->starts_with("step-") && !text->starts_with(first)) text.reset();
+  });
+  if (comm::numbers_of_rank_0(world, {text ? 1 : 0})[0] == 0) return {};
+  std::istringstream lines(comm::text_of_rank_0(world, text.value_or("")));
+  std::string name;
+  uint64_t hash = 0;
+  Rewind kept;
+  data::Skip range;
+  lines >> name >> hash >> kept.num_rewinds;
+  bool is_good = lines && kept.num_rewinds > 0;
+  while (is_good && lines >> range.begin) {
+    is_good = static_cast<bool>(lines >> range.end);
+    kept.left_out.push_back(range);
+  }
+  TS_CHECK_IO(is_good && lines.eof(), file_of(folder),
+              ": must be what a run wrote when it went back from a spike. To "
+              "remove it has the run see again what it left out then.");
+  require_ranges(kept.left_out, file_of(folder));
+  return kept;
+}
+
+// -1: none. Collective.
+int64_t newest_commit(const RunFolder& folder, comm::Group& world) {
+  int64_t newest = -1;
+  comm::on_first(world, "listing " + folder.checkpoints(), [&] {
+    for (const auto& found :
+         checkpoint::list_checkpoints(folder.checkpoints())) {
+      if (found.complaint.empty()) newest = std::max(newest, found.sequence);
+    }
+  });
+  return comm::numbers_of_rank_0(world, {newest})[0];
 }
 
 }  // namespace
@@ -208,43 +255,26 @@ Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
   return next;
 }
 
-Rewind kept_rewind(const RunFolder& folder, int64_t step, comm::Group& world) {
-  // Nothing: there is no file, or it is of another checkpoint.
-  std::optional<std::string> text;
-  comm::on_first(world, "reading " + file_of(folder), [&] {
-    if (!std::filesystem::exists(file_of(folder))) return;
-    text = read_file(file_of(folder));
-    const std::string first = identity_of(folder.checkpoint_of(step)) + "\n";
-    if (text->starts_with("step-") && !text->starts_with(first)) text.reset();
-  });
-  if (comm::numbers_of_rank_0(world, {text ? 1 : 0})[0] == 0) return {};
-  std::istringstream lines(comm::text_of_rank_0(world, text.value_or("")));
-  std::string name;
-  uint64_t hash = 0;
-  Rewind kept;
-  data::Skip range;
-  lines >> name >> hash >> kept.num_rewinds;
-  bool is_good = lines && kept.num_rewinds > 0;
-  while (is_good && lines >> range.begin) {
-    is_good = static_cast<bool>(lines >> range.end);
-    kept.left_out.push_back(range);
+void add_rewinds(Rewind& so_far, const Resumed& found, const RunFolder& folder,
+                 int64_t global_batch, comm::Group& world) {
+  const SavedRun& saved = found.run;
+  bool is_own = is_of_own_folder(so_far, folder);
+  is_own = comm::numbers_of_rank_0(world, {is_own})[0] != 0;
+  const auto add = [&](const Rewind& more) {
+    so_far.num_rewinds = std::max(so_far.num_rewinds, more.num_rewinds);
+    so_far.left_out = data::joined(so_far.left_out, more.left_out);
+  };
+  add({.num_rewinds = is_own ? saved.num_rewinds : 0,
+       .left_out = saved.left_out});
+  if (is_own && !found.is_local) add(kept_rewind(folder, saved.step, world));
+  so_far.line_base = is_own ? saved.line_base : newest_commit(folder, world);
+  if (world.rank() != 0 || so_far.left_out.empty()) return;
+  const bool is_even = saved.samples == saved.step * global_batch;
+  std::vector<std::string> texts;
+  for (const data::Skip& skip : so_far.left_out) {
+    texts.push_back(data::text_of(skip, is_even ? global_batch : 0));
   }
-  TS_CHECK_IO(is_good && lines.eof(), file_of(folder),
-              ": must be what a run wrote when it went back from a spike. "
-              "Without this file it is not known what it left out.");
-  require_ranges(kept.left_out, file_of(folder));
-  return kept;
-}
-
-int64_t newest_commit(const RunFolder& folder, comm::Group& world) {
-  int64_t newest = -1;
-  comm::on_first(world, "listing " + folder.checkpoints(), [&] {
-    for (const auto& found :
-         checkpoint::list_checkpoints(folder.checkpoints())) {
-      if (found.complaint.empty()) newest = std::max(newest, found.sequence);
-    }
-  });
-  return comm::numbers_of_rank_0(world, {newest})[0];
+  log::info("left out, by spikes: ", some_of(texts, 16));
 }
 
 }  // namespace tessera::train

@@ -19,22 +19,22 @@
 #include "tessera/data/sampler.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/state.h"
 
 namespace tessera::train {
 
 struct Rewind {
-  std::string resume;                     // TrainOptions::resume
+  std::string resume = "auto";            // TrainOptions::resume
   int64_t num_rewinds = 0;                // with this one
   std::vector<data::Skip> left_out = {};  // by all of them
+  int64_t line_base = -1;                 // SavedRun's
 };
 
 // How the run stands when its step has a spike.
 struct SpikePlace {
   int64_t step = 0;           // from 1
-  std::string resume;         // as it was begun
-  bool has_saved = false;     // since then
-  int64_t first_samples = 0;  // taken before it was begun
-  int64_t line_base = -1;     // SavedRun's
+  bool has_saved = false;     // since it was begun, by so_far.resume
+  int64_t first_samples = 0;  // taken before that
   Rewind so_far;
 };
 
@@ -43,11 +43,9 @@ Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
                    const data::Sampler& sampler, const SpikePlace& spike,
                    comm::Group& world);
 
-// What a run had left out when it went back to this checkpoint of its folder,
-// and was ended before the next one. Comm: collective; rank 0 looks.
-Rewind kept_rewind(const RunFolder& folder, int64_t step, comm::Group& world);
-
-// The newest commit in the folder; -1: none. Comm: collective; rank 0 looks.
-int64_t newest_commit(const RunFolder& folder, comm::Group& world);
+// Adds what the checkpoint knows that a run with `so_far.resume` went on from,
+// and who went back to it last; rank 0 tells what is left out. Collective.
+void add_rewinds(Rewind& so_far, const Resumed& found, const RunFolder& folder,
+                 int64_t global_batch, comm::Group& world);
 
 }  // namespace tessera::train

@@ -75,28 +75,29 @@ class RewindTest : public ::testing::Test {
 
 TEST_F(RewindTest, ToTheNewestBeforeWhatIsLeftOut) {
   for (const int64_t number : {10, 20, 30}) save(number);
-  const Rewind next = found({.step = 33, .resume = "auto"});
+  const Rewind next = found({.step = 33});
   EXPECT_EQ(next.resume, step(20));
   EXPECT_EQ(next.num_rewinds, 1);
   EXPECT_THAT(next.left_out, ElementsAre(batches(30, 35)));
-  EXPECT_EQ(found({.step = 34, .resume = "auto"}).resume, step(30));
+  EXPECT_EQ(found({.step = 34}).resume, step(30));
 }
 
 TEST_F(RewindTest, ElseToTheOldestAndLeavesOutWhatComesBehindIt) {
   save(10);
-  const Rewind next = found({.step = 12, .resume = "auto"});
+  const Rewind next = found({.step = 12});
   EXPECT_EQ(next.resume, step(10));
   EXPECT_THAT(next.left_out, ElementsAre(batches(11, 14)));
 }
 
 TEST_F(RewindTest, WhereNothingIsSavedToWhereTheRunWasBegun) {
-  const Rewind anew = found({.step = 2, .resume = "auto"});
+  const Rewind anew = found({.step = 2});
   EXPECT_EQ(anew.resume, "auto");
   EXPECT_THAT(anew.left_out, ElementsAre(batches(1, 4)));
   save(10);  // of another line
   const std::string elsewhere = made_.file("other/step-100");
-  const Rewind next =
-      found({.step = 102, .resume = elsewhere, .first_samples = 100 * kBatch});
+  const Rewind next = found({.step = 102,
+                             .first_samples = 100 * kBatch,
+                             .so_far = {.resume = elsewhere}});
   EXPECT_EQ(next.resume, elsewhere);
   EXPECT_THAT(next.left_out, ElementsAre(batches(101, 104)));
 }
@@ -107,15 +108,15 @@ TEST_F(RewindTest, NeverToAnotherLineOfSteps) {
   for (const int64_t number : {30, 40}) save(number);
   checkpoint::go_back_to(checkpoints(), 30);
   // 26 is of the line that was left at 20, 40 of that left at 30.
-  EXPECT_EQ(found({.step = 50, .resume = "auto"}).resume, step(30));
-  EXPECT_EQ(found({.step = 31, .resume = "auto"}).resume, step(20));
+  EXPECT_EQ(found({.step = 50}).resume, step(30));
+  EXPECT_EQ(found({.step = 31}).resume, step(20));
   checkpoint::go_back_to(checkpoints(), 10);
   save(20);
-  EXPECT_EQ(found({.step = 33, .resume = "auto"}).resume, step(20));
+  EXPECT_EQ(found({.step = 33}).resume, step(20));
   // The run came from step 15 of a checkpoint elsewhere, behind commit 5.
   EXPECT_EQ(checkpoint::read_manifest(step(20)).sequence, 6);
-  EXPECT_EQ(found({.step = 22, .resume = "auto", .line_base = 5}).resume,
-            step(20));
+  const SpikePlace spike{.step = 22, .so_far = {.line_base = 5}};
+  EXPECT_EQ(found(spike).resume, step(20));
 }
 
 TEST_F(RewindTest, WhoGoesOnFromThereKnowsOfIt) {
@@ -123,19 +124,20 @@ TEST_F(RewindTest, WhoGoesOnFromThereKnowsOfIt) {
   const auto kept = [&](int64_t number) {
     Rewind kept;
     comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
-      kept = kept_rewind(RunFolder(config_), number, ranks.world());
+      add_rewinds(kept, {.run = {.step = number}}, RunFolder(config_), kBatch,
+                  ranks.world());
     });
     return kept;
   };
   EXPECT_EQ(kept(20).num_rewinds, 0);
-  const Rewind next = found({.step = 25, .resume = "auto"});
+  const Rewind next = found({.step = 25});
   EXPECT_EQ(next.resume, step(20));
   EXPECT_EQ(kept(20).num_rewinds, 1);
   EXPECT_EQ(kept(20).left_out, next.left_out);
   EXPECT_EQ(kept(10).num_rewinds, 0);
   save(20);  // another one by that name
   EXPECT_EQ(kept(20).num_rewinds, 0);
-  found({.step = 25, .resume = "auto"});
+  found({.step = 25});
   const std::string good = read_file(checkpoints() + "/rewound");
   const std::string head = good.substr(0, good.find('\n') + 1);
   for (const std::string& bad :
@@ -152,7 +154,7 @@ TEST_F(RewindTest, CountsSamplesWhereTheBatchWasAnotherBefore) {
   save(checkpoints(), 10, /*samples=*/50);
   data::Sampler other = sampler();
   other.go_on(10, 50);
-  const Rewind next = found({.step = 12, .resume = "auto"}, other);
+  const Rewind next = found({.step = 12}, other);
   EXPECT_THAT(next.left_out, ElementsAre(Skip{50, 50 + 4 * kBatch}));
 }
 
@@ -163,18 +165,15 @@ TEST_F(RewindTest, AddsToWhatWasLeftOutBefore) {
   left.leave_out({batches(23, 26)});
   // Step 25 takes batch 29: 23 to 26 lie between.
   const SpikePlace spike{
-      .step = 25,
-      .resume = "auto",
-      .so_far = {.num_rewinds = 1, .left_out = {batches(23, 26)}}};
+      .step = 25, .so_far = {.num_rewinds = 1, .left_out = {batches(23, 26)}}};
   const Rewind next = found(spike, left);
   EXPECT_EQ(next.num_rewinds, 2);
   EXPECT_THAT(next.left_out, ElementsAre(batches(22, 31)));
 }
 
 TEST_F(RewindTest, NoMoreOftenThanItMay) {
-  const std::string words = testing::failure_of([&] {
-    found({.step = 7, .resume = "auto", .so_far = {.num_rewinds = 5}});
-  });
+  const std::string words = testing::failure_of(
+      [&] { found({.step = 7, .so_far = {.num_rewinds = 5}}); });
   EXPECT_THAT(words, HasSubstr("gone back 5 times, which is all that "
                                "spike.max_rewinds allows"));
 }

@@ -20,7 +20,6 @@
 #include "tessera/core/hash.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
-#include "tessera/core/units.h"
 #include "tessera/engine/measured_speeds.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/recorder.h"
@@ -202,7 +201,11 @@ class Trainer {
         train::resume(options_.resume, folder_.checkpoints(),
                       checkpoints_.local(), state, ranks_.world());
     if (leads()) tell_unused_memory();
-    if (found) add_rewinds(*found);
+    so_far_.resume = options_.resume;
+    if (found) {
+      add_rewinds(so_far_, *found, folder_, config_.batch.global,
+                  ranks_.world());
+    }
     data_.train->leave_out(so_far_.left_out);
     if (!found) return load_first_weights(config_, *model_, ranks_.world());
     const SavedRun* const saved = &found->run;
@@ -243,33 +246,6 @@ class Trainer {
           "files, or another tokenizer. The run goes on with what "
           "data.train names now.");
     }
-  }
-
-  // What the checkpoint knows of them, and who went back to it last.
-  void add_rewinds(const Resumed& found) {
-    comm::Group& world = ranks_.world();
-    const SavedRun& saved = found.run;
-    const auto& from = options_.resume;
-    bool is_own =
-        from == "auto" || is_checkpoint_in(folder_.checkpoints(), from);
-    is_own = comm::numbers_of_rank_0(world, {is_own})[0] != 0;
-    const auto add = [&](const Rewind& more) {
-      so_far_.num_rewinds = std::max(so_far_.num_rewinds, more.num_rewinds);
-      so_far_.left_out = data::joined(so_far_.left_out, more.left_out);
-    };
-    add({.num_rewinds = is_own ? saved.num_rewinds : 0,
-         .left_out = saved.left_out});
-    if (is_own && !found.is_local) {
-      add(kept_rewind(folder_, saved.step, world));
-    }
-    line_base_ = is_own ? saved.line_base : newest_commit(folder_, world);
-    if (!leads() || so_far_.left_out.empty()) return;
-    std::vector<std::string> texts;
-    const bool is_even = saved.samples == saved.step * config_.batch.global;
-    for (const data::Skip& skip : so_far_.left_out) {
-      texts.push_back(data::text_of(skip, is_even ? config_.batch.global : 0));
-    }
-    log::info("left out, by spikes: ", some_of(texts, 16));
   }
 
   // What was refused until here has left the one before as it was.
@@ -334,7 +310,9 @@ class Trainer {
     try {
       const std::optional<ExitCode> code = loop();
       if (!code) {
-        metrics_->close({.reason = "rewound", .rewinds = next_->num_rewinds});
+        on_rank_0("writing metrics", [&] {
+          metrics_->close({.reason = "rewound", .rewinds = next_->num_rewinds});
+        });
         return std::nullopt;
       }
       if (checkpoints_.local() != nullptr) checkpoints_.local()->remove();
@@ -532,10 +510,8 @@ class Trainer {
     const auto& sampler = data_.train->sampler();
     next_ = find_rewind(config_, folder_, sampler,
                         {.step = step,
-                         .resume = options_.resume,
                          .has_saved = checkpoints_.has_saved(),
                          .first_samples = sampler.taken_before(first_step_),
-                         .line_base = line_base_,
                          .so_far = so_far_},
                         ranks_.world());
   }
@@ -573,7 +549,7 @@ class Trainer {
                          .losses = spikes_.losses(),
                          .num_rewinds = so_far_.num_rewinds,
                          .left_out = so_far_.left_out,
-                         .line_base = line_base_});
+                         .line_base = so_far_.line_base});
     checkpoint::SaveOptions options{.keep = config_.checkpoint.keep,
                                     .mesh = model_->mesh().describe()};
     const auto& best = validation_->best();
@@ -649,7 +625,6 @@ class Trainer {
   bool is_resumed_ = false;     // from a checkpoint
   bool is_from_local_ = false;  // in the memory of hosts
   bool stops_ = false;          // some rank was asked to stop
-  int64_t line_base_ = -1;      // SavedRun's
 };
 
 // Alike on all ranks, which then cut the model by it. Who starts from the
