@@ -395,9 +395,14 @@ BATCH = {"batch": {"global": 12, "micro": 1}}
 
 
 def batch_of(sections):
-    """Two samples at a time where a rank still has three micro-batches or more, and groups of mesh.pp; else one."""
+    """Two samples at a time where a rank still has three micro-batches or more, and groups of mesh.pp; else one.
+
+    Three where all axes are two or more, of which each is by itself in a smaller mesh.
+    """
     mesh = sections.get("mesh", {})
     degree = mesh.get("dp", mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1))
+    if degree == 2 and all(mesh.get(axis, 1) == 2 for axis in ("pp", "cp", "tp")):
+        return {"batch": {"global": 12, "micro": 3}}
     twos = 6 // degree
     return {"batch": {"global": 12, "micro": 2 if twos >= 3 and twos % mesh.get("pp", 1) == 0 else 1}}
 
