@@ -19,7 +19,11 @@ PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "scancel", "squeu
 def why_not():
     """Why none can be started here, or None."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    return f"needs slurm-wlm of Debian: {' and '.join(missing)} not found" if missing else None
+    if missing:
+        return f"needs slurm-wlm of Debian: {' and '.join(missing)} not found"
+    if not os.path.ismount("/sys/fs/cgroup"):
+        return "needs slurm-wlm of Debian, and control groups on /sys/fs/cgroup for its slurmd"
+    return None
 
 
 def name_of(host):
