@@ -1,10 +1,7 @@
 #include "cli/checkpoint_words.h"
 
 #include <string>
-#include <vector>
 
-#include "tessera/core/units.h"
-#include "tessera/data/sampler.h"
 #include "tessera/train/state.h"
 
 namespace tessera::cli {
@@ -32,18 +29,13 @@ Json optimizer_words(const Json& section) {
   return words;
 }
 
-// What spike.action rewind left out; null: nothing.
-Json left_out_words(const Json& said) {
+// What spike.action rewind left out; null: nothing. `extra` is `said`'s text.
+Json left_out_words(const Json& said, const std::string& extra) {
   if (found_at(said, "left_out").is_null()) return {};
-  const auto saved = train::saved_run_from(said.dump(), "extra");
+  const auto saved = train::saved_run_from(extra, "extra");
   const Json batch = found_at(said, "config.batch.global");
-  const bool is_even =
-      batch.is_number_integer() && saved.samples == saved.step * int64_t{batch};
-  std::vector<std::string> words;
-  for (const data::Skip& skip : saved.left_out) {
-    words.push_back(data::text_of(skip, is_even ? int64_t{batch} : 0));
-  }
-  return some_of(words, 16);
+  return train::left_out_text(saved.left_out, saved,
+                              batch.is_number_integer() ? int64_t{batch} : 0);
 }
 
 std::string words_in(const Json& text) {
@@ -64,7 +56,7 @@ Json words_of(const std::string& extra) {
     words["model"] = found_at(config, "model.family");
     words["precision"] = found_at(config, "precision.compute");
     words["optimizer"] = optimizer_words(found_at(config, "optimizer"));
-    const Json left_out = left_out_words(said);
+    const Json left_out = left_out_words(said, extra);
     if (!left_out.is_null()) words["left out, by spikes"] = left_out;
   } else if (optimizer.is_string()) {
     words["written by"] =

@@ -291,18 +291,15 @@ std::optional<int64_t> load_latest(const std::string& folder, State& state,
                                    comm::Group& world,
                                    const LoadOptions& options) {
   std::vector<int64_t> steps;
-  const std::string unlisted =
-      first_complaint_of(world, "checkpoint: listing " + folder, [&] {
-        if (world.rank() != 0) return;
-        for (const auto& found : list_checkpoints(folder)) {
-          steps.push_back(found.step);
-        }
-      });
-  TS_CHECK_IO(unlisted.empty(), unlisted);
+  comm::on_first(world, "checkpoint: listing " + folder, [&] {
+    for (const auto& found : list_checkpoints(folder)) {
+      steps.push_back(found.step);
+    }
+  });
   steps = comm::numbers_of_rank_0(world, steps);
   std::string first;
   for (const int64_t step : steps) {
-    const std::string path = folder + "/" + detail::step_name(step);
+    const std::string path = step_folder(folder, step);
     const std::string complaint = Load(path, state, world).run(options);
     if (complaint.empty()) return step;
     if (first.empty()) first = complaint;

@@ -165,6 +165,22 @@ void go_back_to(const std::string& folder, int64_t step) {
   }
 }
 
+std::string step_folder(const std::string& folder, int64_t step) {
+  return folder + "/" + detail::step_name(step);
+}
+
+bool is_checkpoint_in(const std::string& folder, const std::string& path) {
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(folder, none)) {
+    if (!detail::step_of_name(entry.path().filename())) continue;
+    if (fs::equivalent(entry.path() / kManifestName,
+                       fs::path(path) / kManifestName, none)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void verify_file(const std::string& folder, const Manifest& manifest,
                  const SavedFile& file) {
   const std::string path = folder + "/" + file.name;

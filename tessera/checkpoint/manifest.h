@@ -84,6 +84,13 @@ std::vector<StepFolder> list_checkpoints(const std::string& folder);
 // so, and DIR/latest. What was saved behind it is another branch from then on.
 void go_back_to(const std::string& folder, int64_t step);
 
+// DIR/step-N.
+std::string step_folder(const std::string& folder, int64_t step);
+
+// Whether `path` is one of the checkpoints in `folder`, which may be links as
+// `path` may.
+bool is_checkpoint_in(const std::string& folder, const std::string& path);
+
 // Reads every byte of the file, and compares it with the manifest.
 void verify_file(const std::string& folder, const Manifest& manifest,
                  const SavedFile& file);

@@ -45,6 +45,7 @@ class IdleKeys {
     data();
     pipeline();
     validation();
+    spikes();
     monitor();
     adapters();
     offload_and_recompute();
@@ -135,21 +136,24 @@ class IdleKeys {
     const auto& checkpoint = config_.checkpoint;
     note(!checkpoint.saves_locally(), {"checkpoint.local_dir"},
          "is not used while checkpoint.local_every is 0");
-    note(!config_.spike.rewinds(),
-         {"spike.skip_before", "spike.skip_after", "spike.max_rewinds"},
-         "is not used by spike.action " + config_.spike.action);
-    note(config_.spike.action != "none" &&
-             config_.spike.window >= config_.run.steps,
-         {"spike.window", "spike.deviations"},
-         "is not used in " + std::to_string(config_.run.steps) +
-             " steps: a loss is compared with a whole window before it");
-    note(config_.spike.action == "none", {"spike.window", "spike.deviations"},
-         "is not used by spike.action none");
     note(checkpoint.saves_locally() && checkpoint.every > 0 &&
              !checkpoint.async &&
              checkpoint.local_every % checkpoint.every == 0,
          {"checkpoint.local_every"},
          "is not used: at each of these steps checkpoint.every has one due");
+  }
+
+  void spikes() {
+    const auto& of = config_.spike;
+    note(!of.rewinds(),
+         {"spike.skip_before", "spike.skip_after", "spike.max_rewinds"},
+         "is not used by spike.action " + of.action);
+    note(of.action != "none" && of.window >= config_.run.steps,
+         {"spike.window", "spike.deviations"},
+         "is not used in " + std::to_string(config_.run.steps) +
+             " steps: a loss is compared with a whole window before it");
+    note(of.action == "none", {"spike.window", "spike.deviations"},
+         "is not used by spike.action none");
   }
 
   void monitor() {

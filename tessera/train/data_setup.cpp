@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "tessera/checkpoint/local_place.h"
+#include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -44,7 +45,7 @@ bool goes_on(const RunConfig& config, const RunFolder& folder,
            (config.checkpoint.saves_locally() &&
             checkpoint::has_local_checkpoints(folder.checkpoints()));
   }
-  return is_checkpoint_in(folder.checkpoints(), resume);
+  return checkpoint::is_checkpoint_in(folder.checkpoints(), resume);
 }
 
 // The tokenizer that the checkpoint was trained with which the run goes on

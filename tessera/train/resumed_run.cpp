@@ -139,16 +139,6 @@ std::optional<RunConfig> config_of(const SavedRun& saved,
   }
 }
 
-std::string folder_of_step(const std::string& folder, int64_t step) {
-  return folder + "/step-" + std::to_string(step);
-}
-
-bool is_name_of_step(const std::string& name) {
-  constexpr std::string_view kPrefix = "step-";
-  return name.starts_with(kPrefix) && name.size() > kPrefix.size() &&
-         name.find_first_not_of("0123456789", kPrefix.size()) == name.npos;
-}
-
 // Where it is, and what it says; nowhere: there is none.
 std::pair<std::string, checkpoint::Manifest> resumed_manifest(
     const RunConfig& config, const std::string& resume,
@@ -179,7 +169,7 @@ std::string resumed_folder(const std::string& resume,
   if (resume == "auto") {
     for (const auto& found : checkpoint::list_checkpoints(folder)) {
       if (!found.complaint.empty()) continue;
-      return folder_of_step(folder, found.step);
+      return checkpoint::step_folder(folder, found.step);
     }
     return "";
   }
@@ -190,21 +180,8 @@ std::string resumed_folder(const std::string& resume,
   return resume;
 }
 
-// By the names of its steps, which may be links, as `resume` may.
-bool is_checkpoint_in(const std::string& folder, const std::string& resume) {
-  if (resume == "auto" || resume == "never") return false;
-  std::error_code none;
-  const auto path = fs::path(resume) / checkpoint::kManifestName;
-  for (const auto& entry : fs::directory_iterator(folder, none)) {
-    const bool is_same =
-        fs::equivalent(entry.path() / checkpoint::kManifestName, path, none);
-    if (is_same && is_name_of_step(entry.path().filename())) return true;
-  }
-  return false;
-}
-
 void go_on_from(const std::string& resume, const std::string& folder) {
-  if (is_checkpoint_in(folder, resume)) {
+  if (checkpoint::is_checkpoint_in(folder, resume)) {
     checkpoint::go_back_to(folder, checkpoint::read_manifest(resume).step);
   }
 }

@@ -20,9 +20,6 @@ namespace tessera::train {
 std::string resumed_folder(const std::string& resume,
                            const std::string& folder);
 
-// Whether `resume` is one of the checkpoints in `folder`, by whatever path.
-bool is_checkpoint_in(const std::string& folder, const std::string& resume);
-
 // Of a run that goes on from a checkpoint of its own `folder`: that one counts
 // as the newest from then on.
 void go_on_from(const std::string& resume, const std::string& folder);

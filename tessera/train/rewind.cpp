@@ -19,8 +19,6 @@
 #include "tessera/core/files.h"
 #include "tessera/core/hash.h"
 #include "tessera/core/log.h"
-#include "tessera/core/units.h"
-#include "tessera/train/resumed_run.h"
 
 namespace tessera::train {
 namespace {
@@ -34,7 +32,7 @@ struct Source {
 
 bool is_of_own_folder(const Rewind& so_far, const RunFolder& folder) {
   return so_far.resume == "auto" ||
-         is_checkpoint_in(folder.checkpoints(), so_far.resume);
+         checkpoint::is_checkpoint_in(folder.checkpoints(), so_far.resume);
 }
 
 // Those on the newest commit's line of steps, it first, each with the one that
@@ -51,8 +49,8 @@ std::vector<int64_t> steps_of_this_line(const RunFolder& folder, int64_t base) {
   std::vector<int64_t> steps;
   int64_t sequence = std::numeric_limits<int64_t>::max();
   while (next && good.contains(*next)) {
-    const auto manifest =
-        checkpoint::read_manifest(folder.checkpoint_of(*next));
+    const auto manifest = checkpoint::read_manifest(
+        checkpoint::step_folder(folder.checkpoints(), *next));
     const bool is_before = manifest.sequence < sequence &&
                            manifest.sequence > base &&
                            (steps.empty() || *next < steps.back());
@@ -107,7 +105,8 @@ std::optional<int64_t> first_good_of(const std::vector<int64_t>& steps,
                                      const RunFolder& folder,
                                      comm::Group& world) {
   for (const int64_t step : steps) {
-    const std::string path = folder.checkpoint_of(step);
+    const std::string path =
+        checkpoint::step_folder(folder.checkpoints(), step);
     const std::string complaint = checkpoint::complaint_about(path, world);
     if (complaint.empty()) return step;
     if (world.rank() == 0) {
@@ -142,7 +141,8 @@ Source find_source(const engine::RunConfig& config, const RunFolder& folder,
                   " can be used. Go on from another (--resume PATH).");
       return;
     }
-    const std::string path = folder.checkpoint_of(*step);
+    const std::string path =
+        checkpoint::step_folder(folder.checkpoints(), *step);
     const auto manifest = checkpoint::read_manifest(path);
     source = {.resume = path,
               .samples = saved_run_from(manifest.extra, path).samples,
@@ -182,7 +182,8 @@ Rewind kept_rewind(const RunFolder& folder, int64_t step, comm::Group& world) {
   comm::on_first(world, "reading " + file_of(folder), [&] {
     if (!std::filesystem::exists(file_of(folder))) return;
     text = read_file(file_of(folder));
-    const std::string first = identity_of(folder.checkpoint_of(step)) + "\n";
+    const std::string first =
+        identity_of(checkpoint::step_folder(folder.checkpoints(), step)) + "\n";
     if (text->starts_with("step-") && !text->starts_with(first)) text.reset();
   });
   if (comm::numbers_of_rank_0(world, {text ? 1 : 0})[0] == 0) return {};
@@ -247,7 +248,7 @@ Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
                data::text_of(out, is_even ? config.batch.global : 0),
                " of data.train: ", next.num_rewinds, " of ", max_rewinds,
                " times (spike.max_rewinds)");
-  if (is_checkpoint_in(folder.checkpoints(), next.resume)) {
+  if (checkpoint::is_checkpoint_in(folder.checkpoints(), next.resume)) {
     const std::string complaint =
         comm::complaint_of([&] { keep(folder, next); });
     if (!complaint.empty()) log::warning(complaint);
@@ -269,12 +270,8 @@ void add_rewinds(Rewind& so_far, const Resumed& found, const RunFolder& folder,
   if (is_own && !found.is_local) add(kept_rewind(folder, saved.step, world));
   so_far.line_base = is_own ? saved.line_base : newest_commit(folder, world);
   if (world.rank() != 0 || so_far.left_out.empty()) return;
-  const bool is_even = saved.samples == saved.step * global_batch;
-  std::vector<std::string> texts;
-  for (const data::Skip& skip : so_far.left_out) {
-    texts.push_back(data::text_of(skip, is_even ? global_batch : 0));
-  }
-  log::info("left out, by spikes: ", some_of(texts, 16));
+  log::info("left out, by spikes: ",
+            left_out_text(so_far.left_out, saved, global_batch));
 }
 
 }  // namespace tessera::train

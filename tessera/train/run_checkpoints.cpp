@@ -84,12 +84,8 @@ bool RunCheckpoints::try_to(int64_t step, const std::function<void()>& work,
 void RunCheckpoints::leave_other_lines() {
   if (local_) return local_->leave_other_lines();
   std::string left;
-  const std::string complaint =
-      comm::first_complaint_of(world_, "looking into " + folder_, [&] {
-        if (world_.rank() != 0) return;
-        left = checkpoint::forget_local_checkpoints(folder_);
-      });
-  TS_CHECK_IO(complaint.empty(), complaint);
+  comm::on_first(world_, "looking into " + folder_,
+                 [&] { left = checkpoint::forget_local_checkpoints(folder_); });
   if (left.empty()) return;
   log::warning("checkpoint.local_every is 0: ", left,
                " on each host is not used any more. To remove it gives its "

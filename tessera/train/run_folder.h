@@ -34,9 +34,6 @@ class RunFolder {
   const std::string& tokens() const { return tokens_; }
   std::string lock() const { return path_ + "/.lock"; }
   const std::string& checkpoints() const { return checkpoints_; }
-  std::string checkpoint_of(int64_t step) const {
-    return checkpoints_ + "/step-" + std::to_string(step);
-  }
   checkpoint::LocalPlace local() const { return {local_dir_, checkpoints_}; }
   std::string trace() const { return path_ + "/trace"; }
   std::string logs() const { return path_ + "/logs"; }

@@ -8,6 +8,7 @@
 
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
+#include "tessera/core/units.h"
 #include "tessera/engine/kept_states.h"
 
 namespace tessera::train {
@@ -231,6 +232,16 @@ void require_ranges(const std::vector<data::Skip>& ranges,
                 " are no range behind the one before.");
     behind = end + 1;
   }
+}
+
+std::string left_out_text(const std::vector<data::Skip>& ranges,
+                          const SavedRun& run, int64_t global_batch) {
+  const bool is_even = run.samples == run.step * global_batch;
+  std::vector<std::string> texts;
+  for (const data::Skip& range : ranges) {
+    texts.push_back(data::text_of(range, is_even ? global_batch : 0));
+  }
+  return some_of(texts, 16);
 }
 
 bool has_checkpoint(const std::string& folder) {

@@ -60,6 +60,11 @@ SavedRun saved_run_from(const std::string& text, const std::string& source);
 void require_ranges(const std::vector<data::Skip>& ranges,
                     const std::string& where);
 
+// The first of these ranges, for people: in batches where all steps of `run`
+// had as many samples.
+std::string left_out_text(const std::vector<data::Skip>& ranges,
+                          const SavedRun& run, int64_t global_batch);
+
 // By names alone. The folder may be missing.
 bool has_checkpoint(const std::string& folder);
 

@@ -113,8 +113,7 @@ class Trainer {
   bool leads() const { return ranks_.rank() == 0; }
 
   // On a disk that may be slow; the others wait for it.
-  template <typename Work>
-  void on_rank_0(const std::string& doing, const Work& work) {
+  void on_rank_0(const std::string& doing, const std::function<void()>& work) {
     comm::on_first(ranks_.world(), doing, work);
   }
 
@@ -201,7 +200,6 @@ class Trainer {
         train::resume(options_.resume, folder_.checkpoints(),
                       checkpoints_.local(), state, ranks_.world());
     if (leads()) tell_unused_memory();
-    so_far_.resume = options_.resume;
     if (found) {
       add_rewinds(so_far_, *found, folder_, config_.batch.global,
                   ranks_.world());
@@ -643,7 +641,7 @@ RunConfig with_measured_speeds(const RunConfig& of, comm::Communicator& ranks) {
 ExitCode train_through_spikes(const RunConfig& config,
                               comm::Communicator& ranks, TrainOptions options,
                               bool speeds_are_measured) {
-  Rewind so_far;
+  Rewind so_far{.resume = options.resume};
   while (true) {
     Trainer trainer(config, ranks, options, so_far, speeds_are_measured);
     const auto code = trainer.run();
