@@ -50,6 +50,10 @@ bool NextRankWatch::is_elsewhere(
   return where && where->host_hash != host_hash_;
 }
 
+void NextRankWatch::begin(c10d::Store& store) const {
+  store.set(beat_key(rank_), "0");
+}
+
 void NextRankWatch::beat(c10d::Store& store) {
   if (!before_) before_ = find(store, rank_before_);
   if (!is_elsewhere(before_)) return;
@@ -58,7 +62,7 @@ void NextRankWatch::beat(c10d::Store& store) {
 
 bool NextRankWatch::is_silent_there(c10d::Store& store) {
   const std::string key = beat_key(next_rank_);
-  if (!store.check({key})) return false;  // it has not begun
+  if (!store.check({key})) return false;  // it does not beat
   const std::string beat = store.get_to_str(key);
   const bool is_news = beat != std::exchange(heard_, beat);
   return !is_news && beat != kLeft;
@@ -81,7 +85,7 @@ std::string NextRankWatch::look(c10d::Store* store) {
 }
 
 void NextRankWatch::leave(c10d::Store& store) const {
-  if (is_elsewhere(before_)) store.set(beat_key(rank_), kLeft);
+  if (!before_ || is_elsewhere(before_)) store.set(beat_key(rank_), kLeft);
 }
 
 }  // namespace tessera::comm

@@ -5,7 +5,7 @@
 // watched sets a key again and again, whatever its program is doing. What has
 // ended is the launcher's to tell, and that of the lines that close with it.
 //
-// Comm: two keys when it begins; one that the first rank of a host sets at
+// Comm: three keys when it begins; one that the first rank of a host sets at
 //       every beat(), and the last rank of the host before reads at every
 //       look().
 // Time: counted in looks, so that none passes while this process is stopped
@@ -33,6 +33,9 @@ class NextRankWatch {
   // least.
   NextRankWatch(int64_t rank, int64_t world_size, int64_t most);
 
+  // From now on a sign of life is expected of this rank, of which the first may
+  // never come. After it has said where it is.
+  void begin(c10d::Store& store) const;
   // Tells who watches this rank that it lives. More often than looks are.
   void beat(c10d::Store& store);
   // Why the next rank counts as lost; "": it does not. Without a store that
@@ -49,7 +52,7 @@ class NextRankWatch {
   const int64_t most_;
   const uint64_t host_hash_;
   std::optional<Whereabouts> next_, before_;
-  int64_t beats_ = 0;   // set
+  int64_t beats_ = 0;   // set, behind the one of begin()
   std::string heard_;   // the newest of the next rank; "": none
   int64_t silent_ = 0;  // looks in a row
 };

@@ -37,7 +37,7 @@ class NextRankWatchTest : public ::testing::Test {
 };
 
 TEST_F(NextRankWatchTest, ThreeLooksWithoutASignOfLife) {
-  for (int i = 0; i < 9; ++i) EXPECT_EQ(look(), "");  // it has not begun
+  for (int i = 0; i < 9; ++i) EXPECT_EQ(look(), "");  // it does not beat
   for (const char* beat : {"1", "2", "3"}) {
     set("beat-1", beat);
     for (int i = 0; i < 3; ++i) EXPECT_EQ(look(), "");
@@ -46,6 +46,19 @@ TEST_F(NextRankWatchTest, ThreeLooksWithoutASignOfLife) {
   set("beat-1", "4");
   EXPECT_EQ(look(), "");
   EXPECT_EQ(watch_.look(nullptr), "");
+}
+
+TEST_F(NextRankWatchTest, OneThatIsStoppedBeforeItsFirstSignOfLife) {
+  NextRankWatch(1, 2, 3).begin(*store_);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(look(), "");
+  EXPECT_THAT(look(), HasSubstr("on far) has given no sign of life for 3 s"));
+}
+
+TEST_F(NextRankWatchTest, NobodyMissesOneThatEndsBeforeItHasGivenAny) {
+  NextRankWatch other(1, 2, 3);
+  other.begin(*store_);
+  other.leave(*store_);
+  for (int i = 0; i < 9; ++i) EXPECT_EQ(look(), "");
 }
 
 TEST_F(NextRankWatchTest, NobodyMissesOneThatHasLeft) {

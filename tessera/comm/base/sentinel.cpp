@@ -113,6 +113,7 @@ Sentinel::Sentinel(Rendezvous rendezvous, SentinelOptions options)
           std::make_shared<State>(std::move(rendezvous), std::move(options))) {
   state_->rendezvous.set(where_key(state_->rank), whereabouts_here());
   if (state_->watches()) {
+    state_->next_rank.begin(*state_->rendezvous.group_store());
     watches_ = std::thread([state = state_] { state->watch_store(); });
   }
   try {
