@@ -157,6 +157,8 @@ class IdleKeys {
   }
 
   void monitor() {
+    note(config_.monitor.reruns > config_.run.steps, {"monitor.reruns"},
+         "is not used in " + std::to_string(config_.run.steps) + " steps");
     note(config_.monitor.sample == 0,
          {"monitor.sample_prompt", "monitor.sample_tokens",
           "monitor.sample_temperature"},

@@ -99,6 +99,9 @@ void check_delays(const RunConfig& config) {
          "false");
   refuse(!config.spike.rewinds(), "spike.action is rewind",
          "has the next batch under way when a step's loss is known", "warn");
+  refuse(config.monitor.reruns == 0, "monitor.reruns is above 0",
+         "has begun a step's batch before a step can be computed for itself",
+         "monitor.replicas");
   refuse(config.precision.loss_scale != 0,
          "precision.loss_scale is 0, by which each update may change the scale",
          "has begun the next batch by then", "a fixed precision.loss_scale");

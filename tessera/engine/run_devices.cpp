@@ -87,6 +87,12 @@ void check_device(const RunConfig& config) {
     TS_CHECK_CONFIG(false, found->what, ", which no GPU is built for. Use ",
                     found->instead, ", or run.device cpu.");
   }
+  TS_CHECK_CONFIG(config.monitor.reruns == 0, "monitor.reruns is ",
+                  config.monitor.reruns, ", but run.device is ",
+                  config.run.device_text(),
+                  ": a GPU's kernels, as of attention's backward, add up in "
+                  "any order, and differ without an error. Use 0, and "
+                  "monitor.replicas, or run.device cpu.");
   if (config.precision.is_fp8() && num_gpus() > 0) {
     check_products(config, nn::gpu::least_capability());
   }

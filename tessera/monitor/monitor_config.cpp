@@ -31,6 +31,13 @@ void MonitorConfig::declare(config::Section& section) {
       .at_least(0)
       .at_most(1e12);
   section
+      .key("reruns", reruns,
+           "steps between those that are computed three times more before they "
+           "update, twice by the same rank and once by another: what a "
+           "processor computes otherwise is told, or ends the run; 0: none")
+      .at_least(0)
+      .at_most(1e12);
+  section
       .key("sample", sample,
            "steps between texts that the model writes, and at the last step; "
            "0: none")

@@ -14,6 +14,7 @@ struct MonitorConfig {
   bool tensorboard = true;
   int64_t trace = 0;
   int64_t replicas = 100;
+  int64_t reruns = 0;
   int64_t sample = 0;
   std::string sample_prompt;
   int64_t sample_tokens = 64;

@@ -67,16 +67,6 @@ std::vector<int64_t> outvoted(const std::vector<Held>& held) {
   return out;
 }
 
-std::string ranks_text(const std::vector<int64_t>& ranks,
-                       const mesh::DeviceMesh& mesh) {
-  std::vector<std::string> names;
-  for (const int64_t rank : ranks) {
-    names.push_back(c10::str(rank, " (", mesh.describe(rank), ")"));
-  }
-  return (ranks.size() == 1 ? "rank " : "ranks ") +
-         some_of(names, kNamedAtMost);
-}
-
 // A line a box that is compared.
 std::string to_text(const checkpoint::State& state) {
   std::ostringstream text;
@@ -115,7 +105,7 @@ std::string complaint_of(const std::vector<std::string>& texts,
   const auto& [name, ranks] = *differing.begin();
   const size_t others = differing.size() - 1;
   return c10::str(
-      ranks_text(ranks, mesh),
+      named_ranks(ranks, mesh),
       ranks.size() == 1 ? " holds other bytes of '" : " differ in '", name, "'",
       others > 0 ? c10::str(" and ", others, " other tensors") : "",
       ranks.size() == 1 ? " than the other ranks that compute it as well"
@@ -128,6 +118,26 @@ std::string processor_of(at::Device device) {
 }
 
 }  // namespace
+
+std::string differing_processors(comm::Group& world, at::Device device) {
+  const std::string here = processor_of(device);
+  const std::string there = comm::text_of_rank_0(world, here);
+  return comm::first_complaint(
+      world, here == there ? ""
+                           : c10::str("rank ", world.rank(), " computes with ",
+                                      here, ", rank 0 with ", there));
+}
+
+std::string named_ranks(const std::vector<int64_t>& ranks,
+                        const mesh::DeviceMesh& mesh) {
+  std::vector<std::string> names;
+  for (const int64_t rank : ranks) {
+    const std::string place = mesh.describe(rank);
+    names.push_back(c10::str(rank, place.empty() ? "" : " (" + place + ")"));
+  }
+  return (ranks.size() == 1 ? "rank " : "ranks ") +
+         some_of(names, kNamedAtMost);
+}
 
 uint64_t hash_of_bytes(const at::Tensor& tensor) {
   const at::Tensor all = tensor.detach().contiguous();
@@ -188,12 +198,7 @@ std::string differing_replicas(const checkpoint::State& state,
 ReplicaWatch::ReplicaWatch(int64_t every, comm::Group& world, at::Device device)
     : every_(world.size() > 1 ? every : 0), world_(world) {
   if (every_ == 0) return;
-  const std::string here = processor_of(device);
-  const std::string there = comm::text_of_rank_0(world, here);
-  const std::string other = comm::first_complaint(
-      world, here == there ? ""
-                           : c10::str("rank ", world.rank(), " computes with ",
-                                      here, ", rank 0 with ", there));
+  const std::string other = differing_processors(world, device);
   if (other.empty()) return;
   every_ = 0;
   if (world.rank() == 0) {

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/group.h"
@@ -27,6 +28,14 @@ namespace tessera::train {
 
 // The same for the same bytes on devices of one kind.
 uint64_t hash_of_bytes(const at::Tensor& tensor);
+
+// "" where all ranks compute on processors alike, else which one does not; the
+// same on every rank. Collective.
+std::string differing_processors(comm::Group& world, at::Device device);
+
+// "rank 3 (tp=1)"; of many the first ones.
+std::string named_ranks(const std::vector<int64_t>& ranks,
+                        const mesh::DeviceMesh& mesh);
 
 // "" where all holders agree, else who differs in what; the same on every rank.
 std::string differing_replicas(const checkpoint::State& state,

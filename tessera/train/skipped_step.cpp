@@ -13,12 +13,9 @@
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
 #include "tessera/engine/sample_shares.h"
-#include "tessera/nn/parameter.h"
+#include "tessera/train/compute_again.h"
 
 namespace tessera::train {
-
-using program::Instruction;
-using program::Op;
 
 namespace {
 
@@ -33,28 +30,16 @@ bool is_finite(const at::Tensor& gradient) {
   return at::isfinite(gradient).all().item<bool>();
 }
 
-bool is_backward(Op op) {
-  return op == Op::kBackward || op == Op::kBackwardInput ||
-         op == Op::kBackwardWeight;
-}
-
 // As this rank's own backwards left them.
 std::optional<Origin> find_origin(engine::RankModel& model,
                                   engine::StepInput input) {
-  const auto parameters = nn::parameters_of(model.decoder());
   std::optional<Origin> found;
-  input.again = true;
-  model.step(std::move(input), [&](const Instruction& done, double, double) {
-    if (found || !is_backward(done.op)) return;
-    model.composed().parameters->complete_gradients(done.version);
-    for (const auto& [name, spec, tensor] : parameters) {
-      const bool is_its = std::ranges::count(spec->units, done.unit) > 0;
-      if (!is_its || !tensor.grad().defined()) continue;
-      if (is_finite(tensor.grad())) continue;
-      found = {name, done.microbatch};
-      return;
-    }
-  });
+  compute_again(model, std::move(input),
+                [&](const std::string& parameter, int64_t microbatch,
+                    const at::Tensor& gradient) {
+                  if (found || is_finite(gradient)) return;
+                  found = {parameter, microbatch};
+                });
   return found;
 }
 

@@ -32,6 +32,7 @@
 #include "tessera/train/metrics.h"
 #include "tessera/train/model_files.h"
 #include "tessera/train/replicas.h"
+#include "tessera/train/reruns.h"
 #include "tessera/train/resumed_run.h"
 #include "tessera/train/rewind.h"
 #include "tessera/train/run_checkpoints.h"
@@ -279,6 +280,8 @@ class Trainer {
         std::make_unique<ReplicaWatch>(config_.monitor.replicas, ranks_.world(),
                                        model_->composed().activations.device());
     compare_replicas();  // what ranks begin with
+    reruns_ = std::make_unique<Reruns>(config_.monitor.reruns, config_, *model_,
+                                       ranks_.world());
     begun_ =
         std::make_unique<BegunSteps>(config_, *model_, *recorder_, *metrics_,
                                      checkpoints_, options_.stop_requested);
@@ -403,7 +406,8 @@ class Trainer {
     const bool samples = samples_ && step % config_.monitor.sample == 0;
     return stops_ || step == config_.run.steps || samples || saves_at(step) ||
            saves_locally_at(step) ||
-           validation_->is_due(step, saves_at(step)) || replicas_->is_due(step);
+           validation_->is_due(step, saves_at(step)) ||
+           replicas_->is_due(step) || reruns_->is_due(step + 1);
   }
 
   // The next step may begin in this one.
@@ -414,6 +418,7 @@ class Trainer {
   void begin_step() {
     const int64_t step = step_ + 1;
     rank_context().step = step;
+    if (reruns_->is_due(step)) reruns_->check(step, input_of_step(step_, 0));
     // A step that updates nothing does not move the schedule on.
     const double lr = optim::lr_at({step_ - skipped_, config_.run.steps},
                                    config_.optimizer.lr, config_.schedule);
@@ -611,6 +616,7 @@ class Trainer {
   std::unique_ptr<TextSamples> samples_;  // where they are asked for
   std::unique_ptr<engine::Recorder> recorder_;
   std::unique_ptr<ReplicaWatch> replicas_;
+  std::unique_ptr<Reruns> reruns_;
   std::unique_ptr<BegunSteps> begun_;
   StepTrace trace_{config_, folder_, ranks_};
   SpikeWatch spikes_{config_.spike, {}};

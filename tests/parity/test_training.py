@@ -303,6 +303,29 @@ def test_a_bit_that_flips_in_one_replica_ends_the_run_before_a_checkpoint_has_it
     assert torch.equal(checkpoint(tmp_path, end)[name], checkpoint(tmp_path, 50)[name])
 
 
+def test_one_of_three_ranks_that_computes_otherwise_is_named_by_computing_again(program, tokens, tmp_path):
+    # Weights that stay where they are can be found, and none are compared.
+    path = configuration(tokens, tmp_path, mesh={"dp": 3}, optimizer={"lr": 0}, checkpoint={"every": 50, "keep": 0},
+                         monitor={"replicas": 0, "reruns": 20}, **ENDLESS)
+
+    def flip(process):
+        weight = checkpoint(tmp_path, 50)["model.blocks.1.mlp.down.weight"]
+        flip_a_bit_of(children_of(process.pid)[1], weight[0].numpy().tobytes())
+        process.wait(timeout=120)
+
+    code, errors = stop_after(program, path, tmp_path, 51, flip, "--nproc", "3")
+    assert code == 1, errors
+    assert re.search(r"step \d+0 was computed several times before its update, and by rank 1 \(dp_replicate=1\) otherwise "
+                     r"again: ", errors), errors
+
+
+def test_steps_that_are_computed_again_change_nothing(program, tokens, tmp_path):
+    runs = [run(program, tokens, tmp_path / str(every), "--nproc", "2", mesh={"dp": 2}, zero={"stage": 3},
+                monitor={"reruns": every, "losses_late": 2}) for every in (0, 3)]
+    assert [line["loss"] for line in runs[0][0]] == [line["loss"] for line in runs[1][0]]
+    assert_same_bits(runs[0][1], runs[1][1])
+
+
 @pytest.mark.parametrize("sections", [
     {"mesh": {"dp": 2}, "zero": {"stage": 2}, "monitor": {"losses_late": 2}},
     {"mesh": {"pp": 2, "dp": 2}, "pipeline": {"schedule": "pipedream_2bw"}, "batch": {"micro": 1}},
