@@ -1,4 +1,4 @@
-"""The program's contract from outside: bad input, launchers, commands, folders."""
+"""The program's contract from outside: bad input, who starts ranks, commands, folders."""
 
 import json
 import os
@@ -558,68 +558,6 @@ def test_external_launchers_check_first(program, folder):
                "--model.hidden=16384", "--model.heads=64", env=rank)
     assert done.returncode == 78, done.stderr
     assert "checkpoint" in done.stderr
-
-
-def launch(program, folder, *arguments):
-    return subprocess.run([program, "launch", *arguments], cwd=folder, capture_output=True, text=True, timeout=120)
-
-
-def test_launch_starts_ranks_of_any_program(program, folder):
-    done = launch(program, folder, "-n", "3", "--", "sh", "-c", 'echo "$TESSERA_RANK of $TESSERA_WORLD_SIZE: $1"', "sh", "-n")
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0 of 3: -n", "1 of 3: -n", "2 of 3: -n"]
-
-
-def test_launch_ends_with_the_first_failure(program, folder):
-    script = '[ "$TESSERA_RANK" != 1 ] || { echo broken >&2; exit 7; }; sleep 30'
-    start = time.monotonic()
-    done = launch(program, folder, "-n", "2", "--log-dir", "logs", "--", "sh", "-c", script)
-    assert done.returncode == 7 and time.monotonic() - start < 20
-    assert "rank 1 of 2" in done.stderr and "exit code 7" in done.stderr
-    assert (folder / "logs" / "rank-1.log").read_text() == "broken\n"
-
-
-def test_launch_starts_ranks_again(program, folder):
-    # Rank 1 fails twice, then all are done.
-    script = 'echo "$TESSERA_RANK $TESSERA_RESTARTS" >&2; [ "$TESSERA_RANK" != 1 ] || [ "$TESSERA_RESTARTS" = 2 ] || exit 7'
-    done = launch(program, folder, "-n", "2", "--max-restarts", "3", "--log-dir", "logs", "--", "sh", "-c", script)
-    assert done.returncode == 0, done.stderr
-    assert (folder / "logs" / "rank-1.log").read_text() == "1 0\n1 1\n1 2\n"
-    assert "all ranks are started again, 2 of 3 times" in done.stderr and "3 of 3" not in done.stderr
-    done = launch(program, folder, "-n", "2", "--max-restarts", "1", "--", "sh", "-c", script)
-    assert done.returncode == 7 and "ended: all ranks were started again 1 times" in done.stderr
-
-
-@pytest.mark.parametrize("code", [2, 74, 75, 78])
-def test_launch_starts_nothing_again_that_would_be_refused(program, folder, code):
-    done = launch(program, folder, "-n", "2", "--max-restarts", "3", "--", "sh", "-c", f"exit {code}")
-    assert done.returncode == code and "started again" not in done.stderr, done.stderr
-
-
-def test_launch_starts_nothing_again_after_a_signal(program, folder):
-    command = [program, "launch", "-n", "2", "--max-restarts", "3", "--", "sh", "-c", "touch up; exec sleep 60"]
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
-    while not (folder / "up").exists():
-        time.sleep(0.01)
-    process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + 15 and "started again" not in errors, errors
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["--", "true"], "--nproc is required"),
-    (["-n", "2"], "program is required"),
-    (["-n", "0", "--", "true"], "--nproc"),
-    (["-n", "2", "--", "./none"], "cannot start './none'"),
-])
-def test_launch_refuses(program, folder, arguments, words):
-    done = launch(program, folder, *arguments)
-    assert done.returncode == 2 and words in done.stderr, done.stderr
-
-
-def test_launch_refuses_to_be_a_rank(program, folder):
-    done = launch(program, folder, "-n", "2", "--", str(program), "launch", "-n", "2", "--", "true")
-    assert done.returncode == 2 and "this process is a rank itself, started by tessera" in done.stderr
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-"])

@@ -315,8 +315,8 @@ def test_one_of_three_ranks_that_computes_otherwise_is_named_by_computing_again(
 
     code, errors = stop_after(program, path, tmp_path, 51, flip, "--nproc", "3")
     assert code == 1, errors
-    assert re.search(r"step \d+0 was computed several times before its update, and by rank 1 \(dp_replicate=1\) otherwise "
-                     r"again: ", errors), errors
+    assert re.search(r"step \d+0 was computed several times before its update, and by rank 1 \(dp_replicate=1\) "
+                     r"otherwise again: ", errors), errors
 
 
 def test_steps_that_are_computed_again_change_nothing(program, tokens, tmp_path):
