@@ -18,7 +18,6 @@
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/engine/run_config.h"
-#include "tessera/models/adapters.h"
 #include "tessera/train/changes.h"
 #include "tessera/train/model_files.h"
 #include "tessera/train/run_folder.h"
@@ -63,12 +62,12 @@ void keep_chat_files(const std::filesystem::path& run,
 
 // The whole model, with the files that it came with.
 void write_model(const ConvertFlags& flags, const train::ModelSource& source,
-                 models::Model& model) {
+                 const checkpoint::WholeParameter& whole) {
   namespace fs = std::filesystem;
   const auto& config = source.config;
   const std::string& to = flags.to;
   checkpoint::save_hugging_face(
-      to, config, model,
+      to, config, whole,
       static_cast<int64_t>(
           flags.max_shard_bytes.value_or(checkpoint::kMaxShardBytes)));
   if (!source.model_files.empty()) {
@@ -172,7 +171,7 @@ void write_hugging_face(const ConvertFlags& flags, train::ModelSource source) {
   const bool has_adapters = config.model.lora.rank > 0;
   TS_CHECK_CONFIG(!flags.merges || has_adapters, "--merge: ", flags.from,
                   " has no adapters (model.lora). Leave --merge out.");
-  // A model is opened in what loses nothing, and not in fp16.
+  // Read in what loses nothing, and not in fp16.
   const bool is_wide = config.dtype == at::kDouble;
   const bool must_widen = config.dtype == at::kHalf || has_adapters;
   const auto opened = must_widen && !is_wide ? at::kFloat : config.dtype;
@@ -182,13 +181,13 @@ void write_hugging_face(const ConvertFlags& flags, train::ModelSource source) {
                   "give --merge.");
   if (writes_adapters) require_base(source);
   warn_of_capacity(config.model);
-  const auto model = train::open_whole(source, opened);
+  const auto whole = train::parameters_of(source, opened, flags.merges);
   if (writes_adapters) {
-    checkpoint::save_peft(flags.to, *model, config.model.from, config.dtype);
+    checkpoint::save_peft(flags.to, config.model, whole, config.model.from,
+                          config.dtype);
   } else {
-    models::merge_adapters(*model);
     config.model.lora = {};
-    write_model(flags, source, *model);
+    write_model(flags, source, whole);
   }
 }
 

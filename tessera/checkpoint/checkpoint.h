@@ -108,6 +108,25 @@ struct LoadOptions {
 int64_t load(const std::string& step_folder, State& state, comm::Group& world,
              const LoadOptions& options = {});
 
+// The same by one rank, a tensor at a time: they need not fit into memory
+// together.
+// Threads: one at a time.
+class TensorReader {
+ public:
+  // Verifies the bytes and refuses what load() does; reads nothing. `wanted`:
+  // of each tensor `local` has the type alone, and no elements.
+  TensorReader(const std::string& step_folder, State wanted,
+               const LoadOptions& options = {});
+  ~TensorReader();
+
+  // A part of it, in memory of its own. REQUIRES: it was wanted.
+  at::Tensor read(const std::string& name, const mesh::Box& box) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
 // What is wrong with its bytes, on any rank; "": nothing. Each rank reads a
 // share of its files. Comm: collective.
 std::string complaint_about(const std::string& step_folder, comm::Group& world);

@@ -131,6 +131,40 @@ TEST_F(CheckpointTest, SlicesOfAnOlderFormAreStacked) {
   });
 }
 
+TEST_F(CheckpointTest, TensorsAreReadOneByOneWithoutMemoryForAll) {
+  save_on(3, 5);
+  run_threads(1, "shm", [&](Communicator& all) {
+    State whole = detail::empty_state(0, 0, 1);
+    load(step_path(5), whole, all.world());
+    State wanted = whole;
+    for (auto& tensor : wanted.tensors) {
+      tensor.local = at::empty({0}, tensor.local.options());
+    }
+    const TensorReader reader(step_path(5), wanted);
+    for (const auto& tensor : whole.tensors) {
+      EXPECT_TRUE(at::equal(reader.read(tensor.name, tensor.box), tensor.local))
+          << tensor.name;
+      mesh::Box part = tensor.box;
+      if (part.size.empty() || part.size[0] < 2) continue;
+      part.offset[0] += 1;
+      part.size[0] -= 1;
+      EXPECT_TRUE(at::equal(reader.read(tensor.name, part),
+                            tensor.local.narrow(0, 1, part.size[0])))
+          << tensor.name;
+    }
+    wanted.tensors[0].name = "another";
+    EXPECT_THAT(
+        refusal(ExitCode::kConfig, [&] { TensorReader(step_path(5), wanted); }),
+        HasSubstr("not in the checkpoint: another"));
+    const std::string file =
+        step_path(5) + "/" + names_in(step_path(5)).front();
+    fs::resize_file(file, fs::file_size(file) - 1);
+    EXPECT_THAT(refusal(ExitCode::kInputOutput,
+                        [&] { TensorReader(step_path(5), whole); }),
+                HasSubstr(file));
+  });
+}
+
 TEST_F(CheckpointTest, AnyLayoutLoadsOnAnyOther) {
   std::mt19937_64 random(20240607);
   for (int64_t trial = 1; trial <= 24; ++trial) {

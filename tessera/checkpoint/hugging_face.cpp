@@ -101,6 +101,11 @@ class Weights {
         by_name_.at(name).read_box(name, source.stored_box(box)));
   }
 
+  // What was read of its file may leave memory.
+  void let_go(const HuggingFaceSource& source) const {
+    by_name_.at(stored_name(source.tensor)).let_go();
+  }
+
   // What is shared may be stored once more; it must then be the same.
   void expect_copy(const std::string& of, const std::string& original,
                    const char* why) {
@@ -157,10 +162,6 @@ struct Item {
   std::string name;  // as hugging_face_source() knows it
   std::vector<int64_t> shape;
   std::optional<int64_t> expert = {};
-
-  at::Tensor of(const at::Tensor& stacked) const {
-    return expert ? stacked.select(0, *expert) : stacked;
-  }
 };
 
 std::vector<Item> items_of(const nn::Parameter& parameter) {
@@ -308,7 +309,7 @@ std::string index_of(const Shards& shards) {
 at::Tensor assemble(const Stored& stored, const WholeParameter& whole) {
   std::vector<at::Tensor> parts(stored.parts.size());
   for (const auto& [parameter, item, source] : stored.parts) {
-    const at::Tensor values = item.of(whole(parameter).detach());
+    const at::Tensor values = whole(parameter, item.expert).detach();
     parts.at(source.part) = source.turned(values.to(stored.spec.dtype));
   }
   if (parts.size() == 1) return parts[0];
@@ -369,6 +370,40 @@ std::shared_ptr<models::Model> model_from_hugging_face(
   return model;
 }
 
+WholeParameter parameters_of(models::Model& model) {
+  std::map<std::string, at::Tensor> whole;
+  for (const auto& parameter : nn::parameters_of(model)) {
+    whole[parameter.name] = parameter.tensor;
+  }
+  return [whole = std::move(whole)](const std::string& name,
+                                    std::optional<int64_t> expert) {
+    const at::Tensor& all = whole.at(name);
+    return expert ? all.select(0, *expert) : all;
+  };
+}
+
+WholeParameter parameters_in(const std::string& folder,
+                             const models::ModelConfig& config,
+                             at::ScalarType dtype) {
+  const auto model = models::make_model(config);
+  std::map<std::string, std::vector<Item>> items;
+  for (const auto& parameter : nn::parameters_of(*model)) {
+    items[parameter.name] = items_of(parameter);
+  }
+  return [items = std::move(items), weights = checked_weights(folder, *model),
+          config = model->config(),
+          dtype](const std::string& name, std::optional<int64_t> expert) {
+    const Item& item = items.at(name).at(expert.value_or(0));
+    const mesh::Box all{std::vector<int64_t>(item.shape.size()), item.shape};
+    const auto source = models::hugging_face_source(config, item.name);
+    const at::Tensor values = weights.read(source, all)
+                                  .to(dtype, /*non_blocking=*/false,
+                                      /*copy=*/true);
+    weights.let_go(source);
+    return values;
+  };
+}
+
 void save_hugging_face(const std::string& folder,
                        const models::HuggingFaceConfig& config,
                        const WholeParameter& whole, int64_t max_shard_bytes) {
@@ -396,18 +431,6 @@ void save_hugging_face(const std::string& folder,
     fs::remove(folder + "/" + kSingleFile);
   }
   sync_path(folder);
-}
-
-void save_hugging_face(const std::string& folder,
-                       const models::HuggingFaceConfig& config,
-                       models::Model& model, int64_t max_shard_bytes) {
-  std::map<std::string, at::Tensor> whole;
-  for (const auto& parameter : nn::parameters_of(model)) {
-    whole[parameter.name] = parameter.tensor;
-  }
-  save_hugging_face(
-      folder, config, [&](const std::string& name) { return whole.at(name); },
-      max_shard_bytes);
 }
 
 }  // namespace tessera::checkpoint

@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "tessera/mesh/device_mesh.h"
@@ -47,9 +48,18 @@ std::shared_ptr<models::Model> model_from_hugging_face(
     const std::string& folder, const models::ModelConfig& config,
     at::ScalarType dtype, at::Device device = at::kCPU);
 
-// The whole of the parameter of that name, of any dtype, on any device. Asked
-// for one parameter at a time, in the order of the file.
-using WholeParameter = std::function<at::Tensor(const std::string& name)>;
+// The parameter of that name, whole, or of stacked experts one; of any dtype,
+// on any device. Asked for one at a time, in the order of the file.
+using WholeParameter = std::function<at::Tensor(const std::string& name,
+                                                std::optional<int64_t> expert)>;
+
+// Of a model that one rank holds whole.
+WholeParameter parameters_of(models::Model& model);
+// Of the folder's weights, which are that model's: read when they are asked
+// for, so that they need not fit into memory.
+WholeParameter parameters_in(const std::string& folder,
+                             const models::ModelConfig& config,
+                             at::ScalarType dtype);
 
 // Of tensors in one file, but for one that is larger by itself.
 inline constexpr int64_t kMaxShardBytes = 5'000'000'000;
@@ -59,12 +69,6 @@ inline constexpr int64_t kMaxShardBytes = 5'000'000'000;
 void save_hugging_face(const std::string& folder,
                        const models::HuggingFaceConfig& config,
                        const WholeParameter& whole,
-                       int64_t max_shard_bytes = kMaxShardBytes);
-
-// Of a model that one rank holds whole.
-void save_hugging_face(const std::string& folder,
-                       const models::HuggingFaceConfig& config,
-                       models::Model& model,
                        int64_t max_shard_bytes = kMaxShardBytes);
 
 }  // namespace tessera::checkpoint

@@ -62,15 +62,34 @@ class HuggingFaceTest : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(HuggingFaceTest, WhatIsSavedIsLoaded) {
-  save_hugging_face(folder_.path(), config_, decoder_);
+  save_hugging_face(folder_.path(), config_, parameters_of(decoder_));
   EXPECT_TRUE(is_hugging_face_folder(folder_.path()));
   expect_loaded();
 }
 
+TEST_P(HuggingFaceTest, ParametersAreReadOneByOne) {
+  save_hugging_face(folder_.path(), config_, parameters_of(decoder_));
+  const auto read = parameters_in(folder_.path(), config_.model, at::kDouble);
+  for (const auto& parameter : nn::parameters_of(decoder_)) {
+    const at::Tensor expected = parameter.tensor.detach().to(at::kDouble);
+    const auto experts =
+        nn::names_of_experts(parameter.name, parameter.spec->layout).size();
+    if (experts == 0) {
+      EXPECT_TRUE(at::equal(read(parameter.name, {}), expected))
+          << parameter.name;
+    }
+    for (size_t i = 0; i < experts; ++i) {
+      const auto expert = static_cast<int64_t>(i);
+      EXPECT_TRUE(at::equal(read(parameter.name, expert), expected[expert]))
+          << parameter.name << " " << i;
+    }
+  }
+}
+
 TEST_P(HuggingFaceTest, SavingAgainReplacesTheFolder) {
-  save_hugging_face(folder_.path(), config_, decoder_);
+  save_hugging_face(folder_.path(), config_, parameters_of(decoder_));
   config_.dtype = at::kBFloat16;
-  save_hugging_face(folder_.path(), config_, decoder_);
+  save_hugging_face(folder_.path(), config_, parameters_of(decoder_));
   EXPECT_EQ(models::read_hugging_face_config(folder_.path()).dtype,
             at::kBFloat16);
   const SafetensorsFile file(folder_.file("model.safetensors"));
@@ -81,7 +100,7 @@ TEST_P(HuggingFaceTest, SavingAgainReplacesTheFolder) {
 
 // Every rank of any mesh reads the boxes of the whole, and no others.
 TEST_P(HuggingFaceTest, RanksReadTheirBoxes) {
-  save_hugging_face(folder_.path(), config_, decoder_);
+  save_hugging_face(folder_.path(), config_, parameters_of(decoder_));
   const auto whole = nn::parameters_of(decoder_);
   for (const auto& degrees :
        {mesh::Degrees{.dp_shard = 5}, mesh::Degrees{.dp_shard = 2, .tp = 2},
@@ -114,7 +133,7 @@ TEST_P(HuggingFaceTest, RanksReadTheirBoxes) {
 }
 
 TEST_P(HuggingFaceTest, SizesThatTheFilesDoNotBearOutAreRefused) {
-  save_hugging_face(folder_.path(), config_, decoder_);
+  save_hugging_face(folder_.path(), config_, parameters_of(decoder_));
   config_.model.vocab = 16'000'000;  // 768 MB, were they taken
   write_file_atomic(folder_.file("config.json"),
                     hugging_face_config_json(config_));
@@ -133,10 +152,10 @@ TEST_P(HuggingFaceTest, SizesThatTheFilesDoNotBearOutAreRefused) {
 TEST_P(HuggingFaceTest, ASingleFileCountsBeforeAnIndex) {
   models::Decoder older(config_.model);
   nn::materialise(older, {.seed = 4});
-  save_hugging_face(folder_.path(), config_, older);
+  save_hugging_face(folder_.path(), config_, parameters_of(older));
   const std::string shard = "model-00001-of-00001.safetensors";
   fs::rename(folder_.file("model.safetensors"), folder_.file(shard));
-  save_hugging_face(folder_.path(), config_, decoder_);
+  save_hugging_face(folder_.path(), config_, parameters_of(decoder_));
   write_file_atomic(folder_.file("model.safetensors.index.json"),
                     R"({"weight_map": {"x": ")" + shard + R"("}})");
   expect_loaded();
@@ -145,7 +164,7 @@ TEST_P(HuggingFaceTest, ASingleFileCountsBeforeAnIndex) {
 }
 
 TEST_P(HuggingFaceTest, AnIndexDoesNotLeaveTheFolder) {
-  save_hugging_face(folder_.path(), config_, decoder_);
+  save_hugging_face(folder_.path(), config_, parameters_of(decoder_));
   fs::remove(folder_.file("model.safetensors"));
   for (const std::string file : {"../model.safetensors", "/etc/passwd", ".."}) {
     write_file_atomic(folder_.file("model.safetensors.index.json"),

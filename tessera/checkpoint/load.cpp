@@ -5,12 +5,15 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/detail/load_spread.h"
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/agree.h"
+#include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
@@ -85,6 +88,8 @@ std::string unused(const Manifest& manifest, const State& state,
              : "\n  not in the model: " + some_of(names, kMaxNamesListed);
 }
 
+using OpenFiles = std::map<size_t, SafetensorsFile>;  // of a manifest
+
 // One checkpoint folder, read by every rank.
 class Load {
  public:
@@ -93,17 +98,36 @@ class Load {
 
   // "" when the state was filled; else what is wrong with the checkpoint, the
   // same on every rank. Throws where it is of another model.
-  std::string run(const LoadOptions& options) {
-    std::string complaint = agree([&] { manifest_ = read_manifest(folder_); });
-    if (complaint.empty()) complaint = compare_manifests();
-    if (!complaint.empty()) return complaint;
-    return take(options, [&] { return agree([&] { verify(); }); });
-  }
+  std::string run(const LoadOptions& options) { return filled(check(options)); }
 
   // The same, of files that are fetched first.
   std::string run_spread(const detail::SpreadFiles& files) {
     manifest_ = files.manifest;
-    return take({}, [&] { return files.fetch(needed()); });
+    return filled(match({}, [&] { return files.fetch(needed()); }));
+  }
+
+  // The same, and nothing is filled.
+  std::string check(const LoadOptions& options) {
+    std::string complaint = agree([&] { manifest_ = read_manifest(folder_); });
+    if (complaint.empty()) complaint = compare_manifests();
+    if (!complaint.empty()) return complaint;
+    return match(options, [&] { return agree([&] { verify(); }); });
+  }
+
+  // A box of the state's tensor of that index, into `target`.
+  // REQUIRES: checked.
+  void read(size_t index, const mesh::Box& box, const at::Tensor& target,
+            OpenFiles& open) const {
+    const at::NoGradGuard no_grad;
+    for (const Part& part : parts_[index]) {
+      const auto found = open.try_emplace(
+          part.file, folder_ + "/" + manifest_.files[part.file].name);
+      copy_part(found.first->second, part, box, target);
+    }
+  }
+
+  void let_go(size_t index, const OpenFiles& open) const {
+    for (const Part& part : parts_[index]) open.at(part.file).let_go();
   }
 
   int64_t step() const { return manifest_.step; }
@@ -114,7 +138,6 @@ class Load {
     const SavedBox* saved = nullptr;
     bool is_slice = false;  // without dim 0 of ours
     mesh::Box place;        // of the saved box in our tensor
-    mesh::Box common;       // of that and our box
   };
 
   template <typename Work>
@@ -123,17 +146,21 @@ class Load {
   }
 
   // `make_sure`: that the files which this rank reads are there, and good.
-  std::string take(const LoadOptions& options,
-                   const std::function<std::string()>& make_sure) {
+  std::string match(const LoadOptions& options,
+                    const std::function<std::string()>& make_sure) {
     if (options.told) tell(options.told);
     std::string complaint = agree([&] { find_parts(); });
     if (!complaint.empty()) return complaint;
     refuse_other_models(options);
-    complaint = make_sure();
+    return make_sure();
+  }
+
+  // Unless something is wrong with the checkpoint.
+  std::string filled(const std::string& complaint) {
     if (!complaint.empty()) return complaint;
-    complaint = agree([&] { fill(); });
-    TS_CHECK_IO(complaint.empty(), folder_,
-                ": reading failed half-way: ", complaint);
+    const std::string failure = agree([&] { fill(); });
+    TS_CHECK_IO(failure.empty(), folder_,
+                ": reading failed half-way: ", failure);
     state_.extra = manifest_.extra;
     return "";
   }
@@ -162,8 +189,9 @@ class Load {
           if (part.is_slice) stack(part.place, static_cast<int64_t>(slice));
           // Boxes of another model's shape are refused later, by name.
           if (part.place.size.size() != entry.box.size.size()) continue;
-          part.common = mesh::intersect(part.place, entry.box);
-          if (!part.common.empty()) parts_[i].push_back(part);
+          if (!mesh::intersect(part.place, entry.box).empty()) {
+            parts_[i].push_back(part);
+          }
         }
       }
     }
@@ -229,22 +257,20 @@ class Load {
   }
 
   void fill() {
-    const at::NoGradGuard no_grad;
-    std::map<size_t, SafetensorsFile> open;
+    OpenFiles open;
     for (size_t i = 0; i < state_.tensors.size(); ++i) {
-      for (const Part& part : parts_[i]) {
-        const auto found = open.try_emplace(
-            part.file, folder_ + "/" + manifest_.files[part.file].name);
-        copy_part(found.first->second, part, state_.tensors[i]);
-      }
+      const TensorEntry& entry = state_.tensors[i];
+      read(i, entry.box, entry.local, open);
     }
   }
 
+  // What it has of the box that `whole` is.
   static void copy_part(const SafetensorsFile& file, const Part& part,
-                        TensorEntry& entry) {
-    const auto target =
-        mesh::slice(entry.local, mesh::relative(part.common, entry.box));
-    mesh::Box source = mesh::relative(part.common, part.place);
+                        const mesh::Box& box, const at::Tensor& whole) {
+    const mesh::Box common = mesh::intersect(part.place, box);
+    if (common.empty()) return;
+    const auto target = mesh::slice(whole, mesh::relative(common, box));
+    mesh::Box source = mesh::relative(common, part.place);
     if (part.is_slice) {
       source.offset.erase(source.offset.begin());
       source.size.erase(source.size.begin());
@@ -260,6 +286,12 @@ class Load {
   std::vector<std::vector<Part>> parts_;  // of each tensor of the state
 };
 
+void require_usable(const std::string& step_folder,
+                    const std::string& complaint) {
+  TS_CHECK_IO(complaint.empty(), "checkpoint: ", step_folder,
+              " cannot be used: ", complaint);
+}
+
 }  // namespace
 
 std::string detail::load_spread(const std::string& folder, State& state,
@@ -270,10 +302,38 @@ std::string detail::load_spread(const std::string& folder, State& state,
 int64_t load(const std::string& step_folder, State& state, comm::Group& world,
              const LoadOptions& options) {
   Load loading(step_folder, state, world);
-  const std::string complaint = loading.run(options);
-  TS_CHECK_IO(complaint.empty(), "checkpoint: ", step_folder,
-              " cannot be used: ", complaint);
+  require_usable(step_folder, loading.run(options));
   return loading.step();
+}
+
+struct TensorReader::Impl {
+  State state;
+  std::unique_ptr<comm::Communicator> alone = comm::make_communicator({});
+  std::optional<Load> load = {};
+  std::map<std::string, size_t> by_name = {};
+  OpenFiles open = {};
+};
+
+TensorReader::TensorReader(const std::string& step_folder, State wanted,
+                           const LoadOptions& options)
+    : impl_(std::make_unique<Impl>(Impl{.state = std::move(wanted)})) {
+  impl_->load.emplace(step_folder, impl_->state, impl_->alone->world());
+  require_usable(step_folder, impl_->load->check(options));
+  for (const TensorEntry& entry : impl_->state.tensors) {
+    impl_->by_name.emplace(entry.name, impl_->by_name.size());
+  }
+}
+
+TensorReader::~TensorReader() = default;
+
+at::Tensor TensorReader::read(const std::string& name,
+                              const mesh::Box& box) const {
+  const size_t index = impl_->by_name.at(name);
+  const at::Tensor target =
+      at::empty(box.size, impl_->state.tensors[index].local.options());
+  impl_->load->read(index, box, target, impl_->open);
+  impl_->load->let_go(index, impl_->open);
+  return target;
 }
 
 std::string complaint_about(const std::string& step_folder,

@@ -279,15 +279,16 @@ void load_peft(const std::string& folder, models::Model& model,
   }
 }
 
-void save_peft(const std::string& folder, models::Model& model,
-               const std::string& base, at::ScalarType dtype) {
-  const auto& config = model.config();
+void save_peft(const std::string& folder, const models::ModelConfig& config,
+               const WholeParameter& whole, const std::string& base,
+               at::ScalarType dtype) {
+  const auto model = models::make_model(config);
   std::map<std::string, at::Tensor> tensors;
   std::set<std::string> layers;
   bool is_transposed = false;
-  for (const auto& parameter : adapters_of(model)) {
+  for (const auto& parameter : adapters_of(*model)) {
     const std::string name = tensor_name(config, parameter.name);
-    tensors[name] = parameter.tensor.detach().to(dtype);
+    tensors[name] = whole(parameter.name, {}).detach().to(dtype);
     const std::string layer = name.substr(std::string(kPrefix).size());
     layers.insert(layer.substr(0, layer.rfind(".lora_")));
     const size_t dot = parameter.name.rfind('.');

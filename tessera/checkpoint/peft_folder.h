@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "tessera/checkpoint/hugging_face.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/model.h"
 
@@ -31,10 +32,11 @@ void load_peft(const std::string& folder, models::Model& model,
                const mesh::DeviceMesh& mesh = {},
                const mesh::Coord& coord = {});
 
-// Writes the adapters of a model that is whole here, of weights in `base`, a
-// folder or a name. TS_CHECK_CONFIG on a family whose layers PEFT has together
-// where Tessera has several, and on adapters that PEFT would lose.
-void save_peft(const std::string& folder, models::Model& model,
-               const std::string& base, at::ScalarType dtype);
+// Writes the adapters of a model beside weights in `base`, a folder or a name.
+// TS_CHECK_CONFIG on a family whose layers PEFT has together where Tessera has
+// several, and on adapters that PEFT would lose.
+void save_peft(const std::string& folder, const models::ModelConfig& config,
+               const WholeParameter& whole, const std::string& base,
+               at::ScalarType dtype);
 
 }  // namespace tessera::checkpoint

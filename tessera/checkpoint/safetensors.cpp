@@ -176,6 +176,8 @@ at::Tensor SafetensorsFile::read_box(std::string_view name,
   return view;
 }
 
+void SafetensorsFile::let_go() const { impl_->file.let_go(); }
+
 std::string_view SafetensorsFile::bytes() const {
   const auto bytes = impl_->file.bytes();
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};

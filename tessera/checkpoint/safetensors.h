@@ -74,6 +74,9 @@ class SafetensorsFile {
   // The part of the tensor that lies in `box`: a view as well.
   at::Tensor read_box(std::string_view name, const mesh::Box& box) const;
 
+  // What was read may leave memory; views stay good.
+  void let_go() const;
+
   // The whole file; the header is its first header_bytes().
   std::string_view bytes() const;
   int64_t header_bytes() const;

@@ -188,6 +188,11 @@ void MappedFile::will_need(std::span<const std::byte> part) const {
   ::madvise(const_cast<std::byte*>(data_ + begin), end - begin, MADV_WILLNEED);
 }
 
+void MappedFile::let_go() const {
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): madvise asks for it.
+  if (data_) ::madvise(const_cast<std::byte*>(data_), size_, MADV_DONTNEED);
+}
+
 MappedFile::~MappedFile() {
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): munmap asks for it.
   if (data_) ::munmap(const_cast<std::byte*>(data_), size_);

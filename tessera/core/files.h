@@ -66,6 +66,9 @@ class MappedFile {
   void require_whole() const;
   // Asks for bytes that will be read soon: the system reads them meanwhile.
   void will_need(std::span<const std::byte> part) const;
+  // What was read may leave this process's memory: it is read again where it is
+  // needed.
+  void let_go() const;
 
  private:
   std::string path_;

@@ -117,12 +117,4 @@ void drop_lost_targets(ModelConfig& config) {
   });
 }
 
-void merge_adapters(Model& model) {
-  const at::NoGradGuard no_grad;
-  for (const auto& layer : adapted_linears(model)) {
-    at::Tensor weight = layer.linear->weight();
-    weight.add_(layer.linear->adapter_product());
-  }
-}
-
 }  // namespace tessera::models

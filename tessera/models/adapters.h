@@ -32,8 +32,4 @@ void add_adapters(Model& model);
 // Where all do, all layers have adapters. REQUIRES: complete().
 void drop_lost_targets(ModelConfig& config);
 
-// Adds the adapters to the weights that they are beside. REQUIRES: a model that
-// is whole here.
-void merge_adapters(Model& model);
-
 }  // namespace tessera::models

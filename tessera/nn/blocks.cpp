@@ -120,10 +120,6 @@ void Linear::add_adapter(int64_t rank, double scale) {
   scale_ = scale;
 }
 
-at::Tensor Linear::adapter_product() const {
-  return at::matmul(lora_b_, lora_a_) * scale_;
-}
-
 Embedding::Embedding(int64_t rows, int64_t width, double init_std, Role role)
     : weight_(declare_parameter("weight", {rows, width}, Init::normal(init_std),
                                 role)) {}

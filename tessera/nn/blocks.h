@@ -58,8 +58,6 @@ class Linear : public Block {
   // Parameters lora_A (r, in) and lora_B (out, r), which is zero at first.
   void add_adapter(int64_t rank, double scale);
   bool has_adapter() const { return lora_a_.defined(); }
-  // What it adds to the weight, of a module that is whole here.
-  at::Tensor adapter_product() const;
   // The ranks hold parts of `in`, each computes a part of the sum x W^T:
   // `reduce` makes it whole. The bias is added after it, once.
   void set_reduction(Transform reduce) { reduce_ = std::move(reduce); }

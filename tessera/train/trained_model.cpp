@@ -1,7 +1,12 @@
 #include "tessera/train/trained_model.h"
 
+#include <ATen/Functions.h>
+
 #include <algorithm>
 #include <filesystem>
+#include <map>
+#include <optional>
+#include <utility>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
@@ -147,30 +152,77 @@ void take_averages(const ModelSource& source, checkpoint::State& state) {
 }
 
 // Weights of a run, of any type.
+const checkpoint::LoadOptions kOfWeights = {.partial = true, .convert = true};
+
 void load(const ModelSource& source, checkpoint::State state,
           comm::Group& world) {
   if (source.averaged) take_averages(source, state);
-  checkpoint::load(source.path, state, world,
-                   {.partial = true, .convert = true});
+  checkpoint::load(source.path, state, world, kOfWeights);
 }
 
-std::shared_ptr<models::Model> open_checkpoint(const ModelSource& source,
-                                               c10::ScalarType dtype) {
-  auto decoder = models::make_model(source.config.model);
-  nn::materialise(*decoder, {.dtype = dtype, .fill = false});
+// All of a parameter, or one of its experts.
+mesh::Box box_of(const std::vector<int64_t>& shape,
+                 std::optional<int64_t> expert) {
+  mesh::Box box{std::vector<int64_t>(shape.size()), shape};
+  if (expert) {
+    box.offset[0] = *expert;
+    box.size[0] = 1;
+  }
+  return box;
+}
+
+checkpoint::WholeParameter parameters_of_checkpoint(const ModelSource& source,
+                                                    c10::ScalarType dtype) {
+  struct Saved {
+    std::string name;  // in the checkpoint
+    std::vector<int64_t> shape;
+  };
+  const auto model = models::make_model(source.config.model);
+  const auto parameters = nn::parameters_of(*model);
   checkpoint::State state;
-  for (const auto& parameter : nn::parameters_of(*decoder)) {
+  for (const auto& parameter : parameters) {
     const auto& layout = parameter.spec->layout;
     const std::string name = "model." + parameter.name;
     state.tensors.push_back({.name = name,
                              .global_shape = layout.global_shape(),
-                             .box = layout.local_box({}, {}),
-                             .local = parameter.tensor.detach(),
+                             .box = box_of(layout.global_shape(), {}),
+                             .local = at::empty({0}, dtype),
                              .slices = nn::names_of_experts(name, layout)});
   }
-  const auto alone = comm::make_communicator({});
-  load(source, std::move(state), alone->world());
-  return decoder;
+  if (source.averaged) take_averages(source, state);
+  std::map<std::string, Saved> saved;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& tensor = state.tensors[i];
+    saved[parameters[i].name] = {tensor.name, tensor.global_shape};
+  }
+  const auto reader = std::make_shared<checkpoint::TensorReader>(
+      source.path, std::move(state), kOfWeights);
+  return [reader, saved = std::move(saved)](const std::string& name,
+                                            std::optional<int64_t> expert) {
+    const Saved& of = saved.at(name);
+    const at::Tensor values = reader->read(of.name, box_of(of.shape, expert));
+    return expert ? values.select(0, 0) : values;
+  };
+}
+
+// Each weight with what the adapter beside it adds.
+checkpoint::WholeParameter with_adapters(checkpoint::WholeParameter whole,
+                                         const models::ModelConfig& config) {
+  const auto model = models::make_model(config);
+  std::map<std::string, std::string> adapters;  // by weight
+  for (const auto& layer : models::adapted_linears(*model)) {
+    adapters[layer.name + ".weight"] = layer.name + ".lora_";
+  }
+  return [whole = std::move(whole), adapters = std::move(adapters),
+          scale = config.lora.scale()](const std::string& name,
+                                       std::optional<int64_t> expert) {
+    at::Tensor values = whole(name, expert);
+    const auto found = adapters.find(name);
+    if (found == adapters.end()) return values;
+    const std::string& prefix = found->second;
+    return values.add_(
+        at::matmul(whole(prefix + "B", {}), whole(prefix + "A", {})) * scale);
+  };
 }
 
 void refuse_adapters(const std::string& path) {
@@ -340,11 +392,14 @@ void load_first_weights(const RunConfig& config, engine::RankModel& model,
   load(find_trained_model(from.from, at::kFloat), std::move(state), world);
 }
 
-std::shared_ptr<models::Model> open_whole(const ModelSource& source,
-                                          c10::ScalarType dtype) {
-  return source.is_checkpoint ? open_checkpoint(source, dtype)
-                              : checkpoint::model_from_hugging_face(
-                                    source.path, source.config.model, dtype);
+checkpoint::WholeParameter parameters_of(const ModelSource& source,
+                                         c10::ScalarType dtype, bool merges) {
+  const models::ModelConfig& config = source.config.model;
+  if (!source.is_checkpoint) {
+    return checkpoint::parameters_in(source.path, config, dtype);
+  }
+  auto whole = parameters_of_checkpoint(source, dtype);
+  return merges ? with_adapters(std::move(whole), config) : whole;
 }
 
 std::unique_ptr<engine::RankModel> open_for_evaluation(

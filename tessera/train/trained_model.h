@@ -1,5 +1,5 @@
-// A model that training left behind: found, then opened whole on one rank, or
-// on a mesh, where every rank reads its own part alone.
+// A model that training left behind: found, then read a parameter at a time, or
+// opened on a mesh, where every rank reads its own part alone.
 //
 // Takes:  a checkpoint folder (step-N), a run folder (its newest checkpoint),
 //         or a Hugging Face folder.
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/hugging_face.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/models/hugging_face_config.h"
@@ -67,8 +68,11 @@ void check_first_weights(const engine::RunConfig& config);
 void load_first_weights(const engine::RunConfig& config,
                         engine::RankModel& model, comm::Group& world);
 
-std::shared_ptr<models::Model> open_whole(const ModelSource& source,
-                                          c10::ScalarType dtype);
+// Its parameters in this type, read when they are asked for from files that are
+// verified first: they need not fit into memory. `merges`: a weight is asked
+// for with what its adapter adds.
+checkpoint::WholeParameter parameters_of(const ModelSource& source,
+                                         c10::ScalarType dtype, bool merges);
 
 // This rank's part, without gradients or optimizer. REQUIRES: a configuration
 // with the source's model, by complete_for_evaluation(), that outlives it.

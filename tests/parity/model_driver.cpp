@@ -97,7 +97,8 @@ void write_folder(const std::vector<std::string>& args) {
   auto config = models::read_hugging_face_config(args[1]);
   config.dtype = dtype_of(args[3]);
   auto decoder = checkpoint::model_from_hugging_face(args[1], config.dtype);
-  checkpoint::save_hugging_face(args[2], config, *decoder);
+  checkpoint::save_hugging_face(args[2], config,
+                                checkpoint::parameters_of(*decoder));
 }
 
 // All but biases that balance experts, which transformers does not move.
@@ -151,7 +152,8 @@ void train(const std::vector<std::string>& args) {
     std::printf("%.17g %.17g\n", mean.item<double>(), norm);
   }
   config.dtype = dtype_of(args[4]);
-  checkpoint::save_hugging_face(args[3], config, *decoder);
+  checkpoint::save_hugging_face(args[3], config,
+                                checkpoint::parameters_of(*decoder));
 }
 
 void filter(const std::vector<std::string>& args) {

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import subprocess
 
 import pytest
 import torch
@@ -102,3 +104,26 @@ def test_bad_input(tessera, folder, tmp_path, arguments, code):
     words = [word.format(folder=folder[0], text=tmp_path / "text.txt")
              for word in arguments]
     tessera(*words, code=code, cwd=tmp_path)
+
+
+def most_memory_of(command):
+    """Bytes that the process had at once."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = status
+    assert status == 0
+    return usage.ru_maxrss * 1024
+
+
+def test_a_model_need_not_fit_into_the_memory_of_who_converts_it(program, tokens, tmp_path):
+    def converted(name, hidden, layers):
+        path = configuration(tokens, tmp_path / name, {"layers": layers, "hidden": hidden, "heads": 8, "vocab": 97},
+                             run={"steps": 1}, optimizer={"type": "sgd", "momentum": 0.0}, schedule={"warmup": 1},
+                             checkpoint={"every": 1})
+        train(program, path)
+        most = most_memory_of([program, "convert", "--from", tmp_path / name / "run", "--to", tmp_path / name / "whole"])
+        return most, os.path.getsize(tmp_path / name / "whole" / "model.safetensors")
+
+    (least, small), (most, large) = converted("small", 64, 2), converted("large", 512, 16)
+    assert large - small > 100_000_000
+    assert most - least < (large - small) / 4
