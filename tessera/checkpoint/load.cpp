@@ -120,14 +120,23 @@ class Load {
             OpenFiles& open) const {
     const at::NoGradGuard no_grad;
     for (const Part& part : parts_[index]) {
-      const auto found = open.try_emplace(
-          part.file, folder_ + "/" + manifest_.files[part.file].name);
+      const auto found = open.try_emplace(part.file, path_of(part.file));
       copy_part(found.first->second, part, box, target);
     }
   }
 
   void let_go(size_t index, const OpenFiles& open) const {
     for (const Part& part : parts_[index]) open.at(part.file).let_go();
+  }
+
+  // All that this rank reads: they stay what they are, whoever removes them.
+  OpenFiles open_all() const {
+    OpenFiles open;
+    const std::vector<bool> wanted = needed();
+    for (size_t file = 0; file < wanted.size(); ++file) {
+      if (wanted[file]) open.try_emplace(file, path_of(file));
+    }
+    return open;
   }
 
   int64_t step() const { return manifest_.step; }
@@ -139,6 +148,10 @@ class Load {
     bool is_slice = false;  // without dim 0 of ours
     mesh::Box place;        // of the saved box in our tensor
   };
+
+  std::string path_of(size_t file) const {
+    return folder_ + "/" + manifest_.files[file].name;
+  }
 
   template <typename Work>
   std::string agree(const Work& work) {
@@ -319,6 +332,7 @@ TensorReader::TensorReader(const std::string& step_folder, State wanted,
     : impl_(std::make_unique<Impl>(Impl{.state = std::move(wanted)})) {
   impl_->load.emplace(step_folder, impl_->state, impl_->alone->world());
   require_usable(step_folder, impl_->load->check(options));
+  impl_->open = impl_->load->open_all();
   for (const TensorEntry& entry : impl_->state.tensors) {
     impl_->by_name.emplace(entry.name, impl_->by_name.size());
   }

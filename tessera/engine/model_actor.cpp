@@ -73,7 +73,7 @@ void ModelActor::begin_program(StepInput input, int64_t num_microbatches,
   settled_ = {};
   unread_ = at::Tensor();
   updates_ = was_skipped_ = normed_ = false;
-  if (!input_.again) scale_ = trains() ? loss_scale_.value() : 1;
+  scale_ = input_.scale.value_or(trains() ? loss_scale_.value() : 1);
   gradient_scale_ = 1 / scale_;
   input_.aux_scale *= scale_;
   next_.aux_scale *= scale_;

@@ -70,9 +70,10 @@ struct StepInput {
   double lr = 0;
   // Of a step: what dropout is drawn by. None in an evaluation.
   std::function<nn::Draw(int64_t share, int64_t microbatch)> draw = {};
-  // The step before once more, with the same scale of the loss, to see what it
-  // does: nothing is updated.
+  // To see what it does: nothing is updated, nor the loss's scale, which is
+  // this one, or what it is now.
   bool again = false;
+  std::optional<double> scale = {};
   int64_t unpadded = 0;  // of an evaluation: see data::Batch
   // Of an evaluation of a text that is being written, of which experts drop
   // nothing: hears the logits (B, T, V) that are here.

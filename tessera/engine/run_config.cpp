@@ -70,6 +70,10 @@ void check_star(const RunConfig& config) {
                   "batch.uneven is true, but devices of mesh.data_parallel dp "
                   "have shares of a size. Leave it out, or use "
                   "mesh.data_parallel ddp.");
+  TS_CHECK_CONFIG(config.monitor.reruns == 0, "monitor.reruns is ",
+                  config.monitor.reruns,
+                  ", but devices of mesh.data_parallel dp have no gradients of "
+                  "their own to compare. Use 0, or mesh.data_parallel ddp.");
   const std::string& balance = config.model.moe.balance;
   TS_CHECK_CONFIG(
       balance == "sample", "model.moe.balance is ", balance,

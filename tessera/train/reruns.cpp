@@ -1,6 +1,7 @@
 #include "tessera/train/reruns.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "tessera/comm/agree.h"
+#include "tessera/comm/host_map.h"
 #include "tessera/core/error.h"
 #include "tessera/core/hash.h"
 #include "tessera/core/log.h"
@@ -20,39 +22,84 @@ namespace tessera::train {
 
 namespace {
 
-bool two_agree(uint64_t a, uint64_t b, uint64_t c) {
-  return a == b || a == c || b == c;
+bool has_two_alike(std::vector<uint64_t> hashes) {
+  std::ranges::sort(hashes);
+  return std::ranges::adjacent_find(hashes) != hashes.end();
+}
+
+// Where the ranks that hold a model together lie on hosts in another way than
+// those of another replica, sums over them may be in another order.
+bool replicas_lie_alike(const mesh::DeviceMesh& mesh, comm::Group& world) {
+  const auto hosts = comm::hosts_of(world);
+  std::map<int64_t, std::vector<std::string>> by_replica;
+  for (int64_t rank = 0; rank < world.size(); ++rank) {
+    by_replica[mesh.data_rank_of(mesh.coord_of(rank))].push_back(hosts[rank]);
+  }
+  std::set<std::vector<int64_t>> ways;
+  for (const auto& [replica, names] : by_replica) {
+    std::map<std::string, int64_t> numbers;  // in the order of their first rank
+    std::vector<int64_t> way;
+    for (const std::string& name : names) {
+      way.push_back(numbers.try_emplace(name, numbers.size()).first->second);
+    }
+    ways.insert(std::move(way));
+  }
+  return ways.size() == 1;
+}
+
+std::string other_threads(comm::Group& world) {
+  const auto here = std::to_string(at::get_num_threads());
+  const auto there = comm::text_of_rank_0(world, here);
+  return comm::first_complaint(
+      world, here == there ? ""
+                           : c10::str("rank ", world.rank(), " has ", here,
+                                      " threads, rank 0 ", there));
+}
+
+// "": nothing speaks against it. The same on every rank. Collective.
+std::string why_not_exchanged(const engine::RunConfig& config,
+                              engine::RankModel& model, comm::Group& world) {
+  if (!config.batch.rows.empty()) return "ranks have unequal shares of a batch";
+  if (config.model.moe.experts > 0) return "experts sum in an order of ranks";
+  if (!replicas_lie_alike(model.mesh(), world)) {
+    return "the ranks of a model lie on hosts in several ways";
+  }
+  const auto device = model.composed().activations.device();
+  const std::string processors = differing_processors(world, device);
+  return processors.empty() ? other_threads(world) : processors;
 }
 
 }  // namespace
 
 RerunVerdict verdict_on(const std::vector<Rerun>& all) {
   // Who took a rank's samples.
-  std::map<int64_t, const Rerun*> by_next, by_after;
+  std::map<int64_t, const Rerun*> before, before_that;
   for (const Rerun& each : all) {
-    by_next[each.next] = &each;
-    by_after[each.after] = &each;
+    before[each.next] = &each;
+    before_that[each.after] = &each;
   }
   std::set<int64_t> transient, persistent;
   RerunVerdict verdict;
-  for (const Rerun& own : all) {
-    const Rerun& other = *by_next.at(own.rank);
-    const Rerun& judge = *by_after.at(own.rank);
-    if (own.first == own.second && own.first == other.third) continue;
+  for (const Rerun& mine : all) {
+    const Rerun& other = *before.at(mine.rank);
+    const Rerun& third = *before_that.at(mine.rank);
+    if (mine.own == mine.own_again && mine.own == other.of_next) continue;
     verdict.differs = true;
-    if (own.first != own.second) {
-      const bool is_once = two_agree(own.first, own.second, other.third) ||
-                           two_agree(own.first, own.second, other.fourth);
-      (is_once ? transient : persistent).insert(own.rank);
-    } else if (other.third != other.fourth) {
-      const bool is_once = other.fourth == own.first;
+    if (mine.own != mine.own_again) {
+      const bool is_once =
+          has_two_alike({mine.own, mine.own_again, other.of_next}) ||
+          has_two_alike({mine.own, mine.own_again, other.of_next_again}) ||
+          has_two_alike({mine.own, mine.own_again, third.of_after});
+      (is_once ? transient : persistent).insert(mine.rank);
+    } else if (other.of_next != other.of_next_again) {
+      const bool is_once = other.of_next_again == mine.own;
       (is_once ? transient : persistent).insert(other.rank);
-    } else {
-      const bool is_judged = judge.rank != own.rank;
-      const bool is_own = is_judged && judge.fifth == other.third;
-      const bool is_others = is_judged && judge.fifth == own.first;
-      if (!is_others) persistent.insert(own.rank);
-      if (!is_own) persistent.insert(other.rank);
+    } else {  // each says the same again: a third rank knows who is right
+      const bool is_known = third.rank != mine.rank;
+      const bool is_mine_right = is_known && third.of_after == mine.own;
+      const bool is_others_right = is_known && third.of_after == other.of_next;
+      if (!is_mine_right) persistent.insert(mine.rank);
+      if (!is_others_right) persistent.insert(other.rank);
     }
   }
   for (const int64_t rank : persistent) transient.erase(rank);
@@ -64,15 +111,8 @@ RerunVerdict verdict_on(const std::vector<Rerun>& all) {
 Reruns::Reruns(int64_t every, const engine::RunConfig& config,
                engine::RankModel& model, comm::Group& world)
     : every_(every), model_(model), world_(world) {
-  if (every_ == 0) return;
-  const comm::Group& data = *model.composed().data;
-  if (data.size() == 1) return;
-  std::string why;
-  if (!config.batch.rows.empty()) why = "ranks have unequal shares of a batch";
-  if (config.model.moe.experts > 0) why = "experts sum in an order of ranks";
-  if (why.empty()) {
-    why = differing_processors(world, model.composed().activations.device());
-  }
+  if (every_ == 0 || model.composed().data->size() == 1) return;
+  const std::string why = why_not_exchanged(config, model, world);
   exchanges_ = why.empty();
   if (exchanges_ || world.rank() != 0) return;
   log::info("monitor.reruns: no rank computes what another one did, as ", why);
@@ -116,10 +156,10 @@ int64_t Reruns::rank_on(int64_t places) const {
 std::vector<Rerun> Reruns::all_of(const Rerun& mine) {
   constexpr int64_t kNumbers = 7;
   const auto word = [](uint64_t hash) { return static_cast<int64_t>(hash); };
-  const at::Tensor input =
-      at::tensor({mine.next, mine.after, word(mine.first), word(mine.second),
-                  word(mine.third), word(mine.fourth), word(mine.fifth)},
-                 at::kLong);
+  const at::Tensor input = at::tensor(
+      {mine.next, mine.after, word(mine.own), word(mine.own_again),
+       word(mine.of_next), word(mine.of_next_again), word(mine.of_after)},
+      at::kLong);
   const at::Tensor output = at::empty({world_.size() * kNumbers}, at::kLong);
   world_.all_gather(output, input).synchronize();
   std::vector<Rerun> all;
@@ -129,11 +169,11 @@ std::vector<Rerun> Reruns::all_of(const Rerun& mine) {
     all.push_back({.rank = rank,
                    .next = *number++,
                    .after = *number++,
-                   .first = hash(),
-                   .second = hash(),
-                   .third = hash(),
-                   .fourth = hash(),
-                   .fifth = hash()});
+                   .own = hash(),
+                   .own_again = hash(),
+                   .of_next = hash(),
+                   .of_next_again = hash(),
+                   .of_after = hash()});
   }
   return all;
 }
@@ -160,12 +200,12 @@ void Reruns::check(int64_t step, const engine::StepInput& input) {
   Rerun mine{.rank = world_.rank(),
              .next = rank_on(1),
              .after = rank_on(2),
-             .first = hash_of(first),
-             .second = hash_of(second),
-             .third = hash_of(compute(of_other(input, 1)))};
+             .own = hash_of(first),
+             .own_again = hash_of(second),
+             .of_next = hash_of(compute(of_other(input, 1)))};
   if (!verdict_on(all_of(mine)).differs) return;
-  mine.fourth = hash_of(compute(of_other(input, 1)));
-  mine.fifth = hash_of(compute(of_other(input, 2)));
+  mine.of_next_again = hash_of(compute(of_other(input, 1)));
+  mine.of_after = hash_of(compute(of_other(input, 2)));
   const RerunVerdict verdict = verdict_on(all_of(mine));
   tell_place(step, first, second);
   const auto text = [&](const std::vector<int64_t>& ranks, const char* how) {

@@ -2,16 +2,16 @@
 // compute wrongly now and then, or always: the rank's own gradients, behind
 // each backward and before anything is reduced, are to have the same bits.
 //
-// Twice by the same rank, and once by the rank whose samples lie before its own
-// (each data-parallel rank takes the next one's): what differs in one of them
-// alone was transient, and is told; what differs again between two ranks that
-// each repeat it, or each time, is persistent, and ends the run. To tell these
+// Twice by the same rank, and once by the rank before it (each data-parallel
+// rank takes the samples of the next one): what differs in one of them alone
+// was transient, and is told; what differs again between two ranks that each
+// repeat it, or each time, is persistent, and ends the run. To tell these
 // apart, and which of two ranks it is, samples are then taken once more by the
 // rank before, and once by the one before that.
-// With one rank, ranks of other processors, unequal shares of a batch, or with
-// experts, whose sums over ranks are in another order then, the third time is
-// by the same rank too: what it always computes alike, and wrongly, stays
-// unseen.
+// With one data-parallel rank, ranks with other processors or threads, unequal
+// shares of a batch, replicas that lie on hosts in other ways, or with experts,
+// whose sums over ranks are in another order then, no rank takes another one's:
+// what one always computes alike, and wrongly, stays unseen.
 //
 // Comm:   collective over `world`: steps without an update, and an all_gather
 //         of seven numbers a rank.
@@ -29,14 +29,12 @@
 
 namespace tessera::train {
 
-// What a rank computed: hashes of its gradients.
+// What a rank computed of whose samples: hashes of its gradients.
 struct Rerun {
   int64_t rank = 0;
-  // Whose samples it takes the third time, and whose the fifth; or itself.
-  int64_t next = 0, after = 0;
-  uint64_t first = 0, second = 0, third = 0;
-  // Where anything differs; the fourth is of the samples of the third.
-  uint64_t fourth = 0, fifth = 0;
+  int64_t next = 0, after = 0;  // data-parallel ranks behind it; or itself
+  uint64_t own = 0, own_again = 0, of_next = 0;
+  uint64_t of_next_again = 0, of_after = 0;  // where anything differs
 };
 
 struct RerunVerdict {
@@ -44,7 +42,7 @@ struct RerunVerdict {
   std::vector<int64_t> transient, persistent;  // ranks, ascending
 };
 
-// Of all ranks, in order. REQUIRES: `fourth` and `fifth` where others differ.
+// Of all ranks, in order. REQUIRES: all five where the first three differ.
 RerunVerdict verdict_on(const std::vector<Rerun>& all);
 
 class Reruns {

@@ -9,8 +9,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Each takes the next one's samples the third time, and those of the one behind
-// it the fifth; hashes are those of their samples, 1 for rank 0's.
+// Hashes are those of samples, 1 for rank 0's.
 std::vector<Rerun> exchanged(int64_t ranks) {
   std::vector<Rerun> all;
   for (int64_t rank = 0; rank < ranks; ++rank) {
@@ -20,18 +19,18 @@ std::vector<Rerun> exchanged(int64_t ranks) {
     all.push_back({.rank = rank,
                    .next = next,
                    .after = after,
-                   .first = own,
-                   .second = own,
-                   .third = of_next,
-                   .fourth = of_next,
-                   .fifth = static_cast<uint64_t>(after + 1)});
+                   .own = own,
+                   .own_again = own,
+                   .of_next = of_next,
+                   .of_next_again = of_next,
+                   .of_after = static_cast<uint64_t>(after + 1)});
   }
   return all;
 }
 
 // A rank that computes otherwise always alike, of these samples.
-void spoil_own(Rerun& of) { of.first = of.second = 90; }
-void spoil_next(Rerun& of) { of.third = of.fourth = 91; }
+void spoil_own(Rerun& of) { of.own = of.own_again = 90; }
+void spoil_next(Rerun& of) { of.of_next = of.of_next_again = 91; }
 
 TEST(Reruns, OfWhomAllAgreeNothingIsSaid) {
   for (const int64_t ranks : {1, 2, 5}) {
@@ -44,7 +43,7 @@ TEST(Reruns, OfWhomAllAgreeNothingIsSaid) {
 
 TEST(Reruns, WhatIsOtherwiseOnceIsTransient) {
   for (uint64_t Rerun::* const time :
-       {&Rerun::first, &Rerun::second, &Rerun::third}) {
+       {&Rerun::own, &Rerun::own_again, &Rerun::of_next}) {
     for (const int64_t ranks : {1, 2, 3}) {
       auto all = exchanged(ranks);
       all.back().*time = 99;
@@ -60,7 +59,7 @@ TEST(Reruns, OfTwoThatRepeatThemselvesWhoIsWrongIsNotKnown) {
   auto all = exchanged(2);
   spoil_own(all[1]);
   spoil_next(all[1]);
-  all[1].fifth = 90;  // its own again
+  all[1].of_after = 90;  // its own again
   EXPECT_THAT(verdict_on(all).persistent, ElementsAre(0, 1));
 }
 
@@ -81,12 +80,28 @@ TEST(Reruns, OfMoreTheThirdSaysIt) {
 TEST(Reruns, WhoIsOtherwiseEachTime) {
   for (const int64_t ranks : {1, 3}) {
     auto all = exchanged(ranks);
-    all[0].first = 90;
-    all[0].second = 91;
-    all[0].third = 92;
-    all[0].fourth = 93;
+    all[0].own = 90;
+    all[0].own_again = 91;
+    all[0].of_next = 92;
+    all[0].of_next_again = 93;
     EXPECT_THAT(verdict_on(all).persistent, ElementsAre(0));
   }
+}
+
+TEST(Reruns, OneOtherwiseOnceBesideOneThatAlwaysIs) {
+  auto all = exchanged(3);
+  all[0] = {.rank = 0,
+            .next = 1,
+            .after = 2,
+            .own = 90,
+            .own_again = 90,
+            .of_next = 91,
+            .of_next_again = 91,
+            .of_after = 92};
+  all[1].own = 99;
+  const auto verdict = verdict_on(all);
+  EXPECT_THAT(verdict.transient, ElementsAre(1));
+  EXPECT_THAT(verdict.persistent, ElementsAre(0));
 }
 
 // Those of its replica, which get what it computed.

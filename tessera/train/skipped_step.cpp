@@ -34,6 +34,7 @@ bool is_finite(const at::Tensor& gradient) {
 std::optional<Origin> find_origin(engine::RankModel& model,
                                   engine::StepInput input) {
   std::optional<Origin> found;
+  input.scale = model.actor().scale();  // it may be another one since
   compute_again(model, std::move(input),
                 [&](const std::string& parameter, int64_t microbatch,
                     const at::Tensor& gradient) {

@@ -63,8 +63,16 @@ def on_hosts(program, tokens, folder, per_host, *arguments, rate=None, line=None
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_two_hosts_train_the_model_of_one(program, tokens, wanted, tmp_path, namespaces, mesh):
-    on_hosts(program, tokens, tmp_path / "two", [2, 2], **FP64, **MESHES[mesh])
+    on_hosts(program, tokens, tmp_path / "two", [2, 2], **FP64, **MESHES[mesh], monitor={"reruns": 10})
     assert_equal_losses(tmp_path / "two", wanted)
+
+
+def test_replicas_that_lie_on_hosts_in_other_ways_do_not_compute_for_each_other(program, tokens, wanted, tmp_path,
+                                                                               namespaces):
+    on_hosts(program, tokens, tmp_path / "two", [3, 1], **FP64, mesh={"dp": 2, "tp": 2}, monitor={"reruns": 10})
+    assert_equal_losses(tmp_path / "two", wanted)
+    log = (tmp_path / "two" / "run" / "logs" / "rank-0.log").read_text()
+    assert "the ranks of a model lie on hosts in several ways" in log and "several times" not in log, log
 
 
 def test_so_do_two_of_which_one_takes_its_own_name_for_its_loopback(program, tokens, wanted, tmp_path, namespaces):
