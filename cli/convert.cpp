@@ -1,5 +1,8 @@
 // tessera convert: a trained model as a Hugging Face folder, or a checkpoint in
 // other files.
+#include <c10/util/StringUtil.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <filesystem>
 #include <iostream>
@@ -62,10 +65,10 @@ void keep_chat_files(const std::filesystem::path& run,
 
 // The whole model, with the files that it came with.
 void write_model(const ConvertFlags& flags, const train::ModelSource& source,
-                 const checkpoint::WholeParameter& whole) {
+                 const checkpoint::WholeParameter& whole,
+                 const std::string& to) {
   namespace fs = std::filesystem;
   const auto& config = source.config;
-  const std::string& to = flags.to;
   checkpoint::save_hugging_face(
       to, config, whole,
       static_cast<int64_t>(
@@ -92,8 +95,9 @@ std::filesystem::path folder_named(const std::string& to) {
 }
 
 // As a run folder of its own with that checkpoint alone: `tessera train` of its
-// config.json goes on from there.
-void write_run(const ConvertFlags& flags, const train::ModelSource& source) {
+// config.json goes on from there, once `written` has become flags.to.
+void write_run(const ConvertFlags& flags, const train::ModelSource& source,
+               const std::filesystem::path& written) {
   namespace fs = std::filesystem;
   TS_CHECK_CONFIG(source.is_checkpoint, "--shards: ", flags.from,
                   " is a Hugging Face folder, which has no state of a run. "
@@ -109,6 +113,7 @@ void write_run(const ConvertFlags& flags, const train::ModelSource& source) {
   config.checkpoint.dir.clear();
   const std::string text = engine::to_json(config);
   engine::run_config_from_text(text, flags.to);  // or it could not be used
+  config.run.name = written.filename();
   const train::RunFolder folder(config);
   std::error_code error;
   fs::create_directories(folder.logs(), error);  // by which it is a run's
@@ -164,7 +169,8 @@ void warn_of_capacity(const models::ModelConfig& model) {
                "there, and what was dropped in training has other logits.");
 }
 
-void write_hugging_face(const ConvertFlags& flags, train::ModelSource source) {
+void write_hugging_face(const ConvertFlags& flags, train::ModelSource source,
+                        const std::string& written) {
   if (flags.averaged) train::read_averages(source);
   auto& config = source.config;
   config.dtype = written_type(flags.dtype, source);
@@ -183,14 +189,40 @@ void write_hugging_face(const ConvertFlags& flags, train::ModelSource source) {
   warn_of_capacity(config.model);
   const auto whole = train::parameters_of(source, opened, flags.merges);
   if (writes_adapters) {
-    checkpoint::save_peft(flags.to, config.model, whole, config.model.from,
+    checkpoint::save_peft(written, config.model, whole, config.model.from,
                           config.dtype);
   } else {
     config.model.lora = {};
-    write_model(flags, source, whole);
+    write_model(flags, source, whole, written);
   }
 }
 
+// In a checkpoint, or as one of its run, it would make both unusable.
+void refuse_among_checkpoints(const std::filesystem::path& to,
+                              const train::ModelSource& source) {
+  namespace fs = std::filesystem;
+  if (!source.is_checkpoint) return;
+  const fs::path step =
+      fs::weakly_canonical(fs::absolute(source.path) / "").parent_path();
+  const fs::path there = fs::weakly_canonical(fs::absolute(to));
+  const bool is_inside = *there.lexically_relative(step).begin() != "..";
+  const bool is_beside = there.parent_path() == step.parent_path() &&
+                         there.filename().string().starts_with("step-");
+  TS_CHECK_IO(!is_inside && !is_beside, "--to ", to.string(),
+              " lies among the checkpoints of ", step.parent_path().string(),
+              ", where only a run writes. Give another folder.");
+}
+
+void become(const std::filesystem::path& written,
+            const std::filesystem::path& to) {
+  std::error_code error;
+  std::filesystem::rename(written, to, error);
+  TS_CHECK_IO(!error, "--to ", to.string(),
+              ": cannot be made: ", error.message(), ".");
+  sync_path(std::filesystem::absolute(to).parent_path());
+}
+
+// Where `to` is not there it becomes what is complete, whatever ends this.
 void run_convert(const ConvertFlags& flags) {
   namespace fs = std::filesystem;
   TS_CHECK_IO(!fs::exists(flags.to) || fs::is_empty(flags.to), "--to ",
@@ -199,22 +231,29 @@ void run_convert(const ConvertFlags& flags) {
   TS_CHECK_IO(fs::exists(flags.to) || !fs::is_symlink(flags.to), "--to ",
               flags.to, " is a link to nothing; nothing was written.");
   auto source = train::find_trained_model(flags.from, at::kFloat);
+  const fs::path to = folder_named(flags.to);
+  refuse_among_checkpoints(to, source);
+  const bool is_new = !fs::exists(to);
+  const fs::path written =
+      is_new ? fs::path(c10::str(to.string(), ".tmp-", ::getpid())) : to;
+  if (is_new) fs::remove_all(written);  // of one that was killed, long ago
   // The first folder on the way to it that is not there.
   fs::path made;
-  for (fs::path each = (fs::absolute(flags.to) / "").lexically_normal();
+  for (fs::path each = fs::absolute(written).lexically_normal();
        !fs::exists(each); each = each.parent_path()) {
     made = each;
   }
   try {
     if (flags.shards > 0) {
-      write_run(flags, source);
+      write_run(flags, source, written);
     } else {
-      write_hugging_face(flags, std::move(source));
+      write_hugging_face(flags, std::move(source), written.string());
     }
+    if (is_new) become(written, to);
   } catch (...) {  // half a folder would refuse the next try
     std::error_code error;
     if (!made.empty()) fs::remove_all(made, error);
-    for (fs::directory_iterator each(flags.to, error), end; each != end;
+    for (fs::directory_iterator each(written, error), end; each != end;
          each.increment(error)) {
       fs::remove_all(each->path(), error);
     }

@@ -113,13 +113,14 @@ int64_t load(const std::string& step_folder, State& state, comm::Group& world,
 // Threads: one at a time.
 class TensorReader {
  public:
-  // Verifies the bytes and refuses what load() does; reads nothing. `wanted`:
-  // of each tensor `local` has the type alone, and no elements.
+  // Verifies the bytes and refuses what load() does. `wanted`: of each tensor
+  // `local` has the type alone, and no elements.
   TensorReader(const std::string& step_folder, State wanted,
                const LoadOptions& options = {});
   ~TensorReader();
 
-  // A part of it, in memory of its own. REQUIRES: it was wanted.
+  // A part of it, in memory of its own; verified once more, for who writes to
+  // the files meanwhile. REQUIRES: it was wanted.
   at::Tensor read(const std::string& name, const mesh::Box& box) const;
 
  private:

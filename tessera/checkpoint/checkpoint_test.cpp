@@ -155,12 +155,20 @@ TEST_F(CheckpointTest, TensorsAreReadOneByOneWithoutMemoryForAll) {
           << tensor.name;
     }
     fs::rename(kept, step_path(5));
+    const std::string file = step_path(5) + "/" + names_in(step_path(5)).back();
+    const auto bits = static_cast<int64_t>(8 * fs::file_size(file));
+    flip_bit(file, bits - 1);
+    const std::string said = refusal(ExitCode::kInputOutput, [&] {
+      for (const auto& tensor : whole.tensors) {
+        reader.read(tensor.name, tensor.box);
+      }
+    });
+    EXPECT_THAT(said, AllOf(HasSubstr(file), HasSubstr("writes to it")));
+    flip_bit(file, bits - 1);
     wanted.tensors[0].name = "another";
     EXPECT_THAT(
         refusal(ExitCode::kConfig, [&] { TensorReader(step_path(5), wanted); }),
         HasSubstr("not in the checkpoint: another"));
-    const std::string file =
-        step_path(5) + "/" + names_in(step_path(5)).front();
     fs::resize_file(file, fs::file_size(file) - 1);
     EXPECT_THAT(refusal(ExitCode::kInputOutput,
                         [&] { TensorReader(step_path(5), whole); }),

@@ -101,9 +101,9 @@ class Weights {
         by_name_.at(name).read_box(name, source.stored_box(box)));
   }
 
-  // What was read of its file may leave memory.
-  void let_go(const HuggingFaceSource& source) const {
-    by_name_.at(stored_name(source.tensor)).let_go();
+  // The file of what was read.
+  const SafetensorsFile& file_of(const HuggingFaceSource& source) const {
+    return by_name_.at(stored_name(source.tensor));
   }
 
   // What is shared may be stored once more; it must then be the same.
@@ -224,6 +224,7 @@ void fill(models::Model& model, const Weights& weights,
       const auto source =
           models::hugging_face_source(model.config(), item.name);
       here.copy_(weights.read(source, part));
+      weights.file_of(source).require_whole();
     }
   }
 }
@@ -399,7 +400,9 @@ WholeParameter parameters_in(const std::string& folder,
     const at::Tensor values = weights.read(source, all)
                                   .to(dtype, /*non_blocking=*/false,
                                       /*copy=*/true);
-    weights.let_go(source);
+    const SafetensorsFile& file = weights.file_of(source);
+    file.require_whole();
+    file.let_go();
     return values;
   };
 }

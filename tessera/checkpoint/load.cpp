@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "tessera/checkpoint/checkpoint.h"
@@ -14,6 +15,7 @@
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/agree.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/core/crc32c.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
@@ -114,14 +116,25 @@ class Load {
     return match(options, [&] { return agree([&] { verify(); }); });
   }
 
-  // A box of the state's tensor of that index, into `target`.
-  // REQUIRES: checked.
+  // A box of the state's tensor of that index, into `target`; `verifies`: long
+  // after the check. REQUIRES: checked.
   void read(size_t index, const mesh::Box& box, const at::Tensor& target,
-            OpenFiles& open) const {
+            OpenFiles& open, bool verifies) const {
     const at::NoGradGuard no_grad;
     for (const Part& part : parts_[index]) {
+      const mesh::Box common = mesh::intersect(part.place, box);
+      if (common.empty()) continue;
       const auto found = open.try_emplace(part.file, path_of(part.file));
-      copy_part(found.first->second, part, box, target);
+      const SafetensorsFile& file = found.first->second;
+      mesh::Box source = mesh::relative(common, part.place);
+      if (part.is_slice) {
+        source.offset.erase(source.offset.begin());
+        source.size.erase(source.size.begin());
+      }
+      if (verifies) verify_rows(file, *part.saved, source);
+      const auto here = mesh::slice(target, mesh::relative(common, box));
+      here.copy_(
+          file.read_box(part.saved->sums.name, source).view(here.sizes()));
     }
   }
 
@@ -273,23 +286,32 @@ class Load {
     OpenFiles open;
     for (size_t i = 0; i < state_.tensors.size(); ++i) {
       const TensorEntry& entry = state_.tensors[i];
-      read(i, entry.box, entry.local, open);
+      read(i, entry.box, entry.local, open, /*verifies=*/false);
     }
   }
 
-  // What it has of the box that `whole` is.
-  static void copy_part(const SafetensorsFile& file, const Part& part,
-                        const mesh::Box& box, const at::Tensor& whole) {
-    const mesh::Box common = mesh::intersect(part.place, box);
-    if (common.empty()) return;
-    const auto target = mesh::slice(whole, mesh::relative(common, box));
-    mesh::Box source = mesh::relative(common, part.place);
-    if (part.is_slice) {
-      source.offset.erase(source.offset.begin());
-      source.size.erase(source.size.begin());
+  // The blocks in which these rows of a saved box lie.
+  static void verify_rows(const SafetensorsFile& file, const SavedBox& saved,
+                          const mesh::Box& rows) {
+    const TensorSums& sums = saved.sums;
+    const int64_t bytes = sums.end - sums.begin;
+    int64_t first = 0, last = bytes;
+    if (!rows.size.empty()) {
+      const int64_t row = bytes / saved.box.size[0];
+      first = rows.offset[0] * row;
+      last = first + rows.size[0] * row;
     }
-    target.copy_(
-        file.read_box(part.saved->sums.name, source).view(target.sizes()));
+    for (int64_t block = first / kChecksumBlockBytes;
+         block * kChecksumBlockBytes < last; ++block) {
+      const int64_t begin = sums.begin + block * kChecksumBlockBytes;
+      const int64_t end = std::min(begin + kChecksumBlockBytes, sums.end);
+      const auto here = file.bytes().substr(begin, end - begin);
+      TS_CHECK_IO(crc32c(std::as_bytes(std::span(here))) == sums.blocks[block],
+                  file.path(), ": tensor '", sums.name,
+                  "': the checksum differs in bytes ", begin, " to ", end,
+                  " of the file, and did not when it was opened: something "
+                  "writes to it.");
+    }
   }
 
   const std::string folder_;
@@ -345,7 +367,7 @@ at::Tensor TensorReader::read(const std::string& name,
   const size_t index = impl_->by_name.at(name);
   const at::Tensor target =
       at::empty(box.size, impl_->state.tensors[index].local.options());
-  impl_->load->read(index, box, target, impl_->open);
+  impl_->load->read(index, box, target, impl_->open, /*verifies=*/true);
   impl_->load->let_go(index, impl_->open);
   return target;
 }

@@ -178,6 +178,8 @@ at::Tensor SafetensorsFile::read_box(std::string_view name,
 
 void SafetensorsFile::let_go() const { impl_->file.let_go(); }
 
+void SafetensorsFile::require_whole() const { impl_->file.require_whole(); }
+
 std::string_view SafetensorsFile::bytes() const {
   const auto bytes = impl_->file.bytes();
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};

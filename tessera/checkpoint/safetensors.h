@@ -76,6 +76,8 @@ class SafetensorsFile {
 
   // What was read may leave memory; views stay good.
   void let_go() const;
+  // Throws where the file has become shorter: what is gone may read as zeros.
+  void require_whole() const;
 
   // The whole file; the header is its first header_bytes().
   std::string_view bytes() const;
