@@ -159,7 +159,7 @@ TEST_F(DocumentsTest, TwoTextsMayBeAPair) {
   EXPECT_THAT(message("a.jsonl", "{\"ask\": \"a\", \"n\": 1, \"say\": \"b\"}"),
               HasSubstr("data.field to the one with the text, or data.pair to "
                         "the two with a prompt and its answer, as "
-                        "--data.pair=ask,say."));
+                        "--data.format=chat --data.pair=ask,say."));
   EXPECT_THAT(message("a.jsonl", "{\"body\": \"a\", \"n\": 1}"),
               ::testing::Not(HasSubstr("data.pair")));
 }

@@ -36,7 +36,8 @@ std::string way_of_pairs(const Json& record) {
   }
   if (names.size() < 2) return "";
   return c10::str(
-      ", or data.pair to the two with a prompt and its answer, as --data.pair=",
+      ", or data.pair to the two with a prompt and its answer, as "
+      "--data.format=chat --data.pair=",
       names[0], ",", names[1]);
 }
 
