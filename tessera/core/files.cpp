@@ -178,19 +178,26 @@ void MappedFile::require_whole() const {
               " when it was opened. Do not change data while it is in use.");
 }
 
+namespace {
+
+void advise(std::span<const std::byte> pages, int advice) {
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): madvise asks for it.
+  ::madvise(const_cast<std::byte*>(pages.data()), pages.size(), advice);
+}
+
+}  // namespace
+
 // Advice: what cannot be had ahead is read when it is needed.
 void MappedFile::will_need(std::span<const std::byte> part) const {
   static const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   if (part.empty()) return;
   const auto begin = static_cast<size_t>(part.data() - data_) / page * page;
   const auto end = static_cast<size_t>(part.data() - data_) + part.size();
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): madvise asks for it.
-  ::madvise(const_cast<std::byte*>(data_ + begin), end - begin, MADV_WILLNEED);
+  advise({data_ + begin, end - begin}, MADV_WILLNEED);
 }
 
 void MappedFile::let_go() const {
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): madvise asks for it.
-  if (data_) ::madvise(const_cast<std::byte*>(data_), size_, MADV_DONTNEED);
+  if (data_) advise(bytes(), MADV_DONTNEED);
 }
 
 MappedFile::~MappedFile() {

@@ -11,7 +11,7 @@
 #include "tessera/core/random.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/nn/parameter.h"
-#include "tests/support/small_run.h"
+#include "tests/support/small_steps.h"
 
 namespace tessera::engine {
 namespace {
@@ -63,40 +63,16 @@ const std::vector<Mesh>& meshes() {
 }
 
 RunConfig config_of(const Mesh& mesh, const char* compute) {
-  RunConfig config = testing::small_run(1, 0);
-  config.model.hidden = 16;
-  config.model.heads = config.model.kv_heads = config.model.head_dim = 4;
-  config.model.ffn = 24;
-  config.model.vocab = 40;
-  config.mesh = {};
+  RunConfig config = testing::smallest_run();
   mesh.set(config);
   config.batch = {.global = 4, .micro = 1};
-  config.data.seq_len = 8;
   config.precision = {.compute = compute,
                       .loss_scale = 0,
                       .initial_loss_scale = kInitialScale,
                       .scale_growth_interval = kGrowthInterval,
                       .min_loss_scale = 0x1p-60};
-  config.optimizer.clip_norm = 0.5;
   complete(config, mesh.world);
   return config;
-}
-
-StepBatch batches(const RunConfig& config) {
-  return [&config](int64_t step, int64_t first, int64_t count) {
-    const random::Stream stream(7, "tokens");
-    const int64_t length = config.data.seq_len;
-    const at::Tensor ids = at::empty({count, length + 1}, at::kLong);
-    auto* const id = ids.mutable_data_ptr<int64_t>();
-    const auto start = static_cast<uint64_t>(
-        (step * config.batch.global + first) * (length + 1));
-    for (int64_t i = 0; i < ids.numel(); ++i) {
-      id[i] = static_cast<int64_t>(
-          stream.uniform(start + static_cast<uint64_t>(i)) *
-          static_cast<double>(config.model.vocab));
-    }
-    return data::Batch{ids.narrow(1, 0, length), ids.narrow(1, 1, length)};
-  };
 }
 
 std::vector<bool> planted_steps(int count) {
@@ -160,7 +136,7 @@ std::vector<Seen> trained(const Mesh& mesh, const RunConfig& config,
     for (int step = 0; step < steps; ++step) {
       const bool here = planted[step] && step % mesh.world == ranks.rank();
       const at::Tensor before = sums_of_shards(model);
-      model.step(step_input(config, step, 1e-3, batches(config)),
+      model.step(step_input(config, step, 1e-3, testing::drawn_batches(config)),
                  here ? plant_in(model) : nullptr);
       ModelActor& actor = model.actor();
       mine.scales.push_back(actor.scale());

@@ -112,20 +112,20 @@ std::string complaint_of(const std::vector<std::string>& texts,
                         : ", which each of them computes alike");
 }
 
+}  // namespace
+
 std::string processor_of(at::Device device) {
   if (!device.is_cpu()) return c10::DeviceTypeName(device.type());
   return c10::str(processor_name(), " (", describe_vectors(), ")");
 }
 
-}  // namespace
-
-std::string differing_processors(comm::Group& world, at::Device device) {
-  const std::string here = processor_of(device);
-  const std::string there = comm::text_of_rank_0(world, here);
+std::string computing_otherwise(comm::Group& world, const std::string& with) {
+  const std::string of_rank_0 = comm::text_of_rank_0(world, with);
   return comm::first_complaint(
-      world, here == there ? ""
-                           : c10::str("rank ", world.rank(), " computes with ",
-                                      here, ", rank 0 with ", there));
+      world, with == of_rank_0
+                 ? ""
+                 : c10::str("rank ", world.rank(), " computes with ", with,
+                            ", rank 0 with ", of_rank_0));
 }
 
 std::string named_ranks(const std::vector<int64_t>& ranks,
@@ -198,7 +198,7 @@ std::string differing_replicas(const checkpoint::State& state,
 ReplicaWatch::ReplicaWatch(int64_t every, comm::Group& world, at::Device device)
     : every_(world.size() > 1 ? every : 0), world_(world) {
   if (every_ == 0) return;
-  const std::string other = differing_processors(world, device);
+  const std::string other = computing_otherwise(world, processor_of(device));
   if (other.empty()) return;
   every_ = 0;
   if (world.rank() == 0) {

@@ -29,9 +29,10 @@ namespace tessera::train {
 // The same for the same bytes on devices of one kind.
 uint64_t hash_of_bytes(const at::Tensor& tensor);
 
-// "" where all ranks compute on processors alike, else which one does not; the
-// same on every rank. Collective.
-std::string differing_processors(comm::Group& world, at::Device device);
+// "" where all ranks compute `with` the same, else which one does not; the same
+// on every rank. Collective.
+std::string computing_otherwise(comm::Group& world, const std::string& with);
+std::string processor_of(at::Device device);
 
 // "rank 3 (tp=1)"; of many the first ones.
 std::string named_ranks(const std::vector<int64_t>& ranks,

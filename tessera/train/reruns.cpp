@@ -35,25 +35,11 @@ bool replicas_lie_alike(const mesh::DeviceMesh& mesh, comm::Group& world) {
   for (int64_t rank = 0; rank < world.size(); ++rank) {
     by_replica[mesh.data_rank_of(mesh.coord_of(rank))].push_back(hosts[rank]);
   }
-  std::set<std::vector<int64_t>> ways;
+  std::set<std::vector<std::vector<int64_t>>> ways;
   for (const auto& [replica, names] : by_replica) {
-    std::map<std::string, int64_t> numbers;  // in the order of their first rank
-    std::vector<int64_t> way;
-    for (const std::string& name : names) {
-      way.push_back(numbers.try_emplace(name, numbers.size()).first->second);
-    }
-    ways.insert(std::move(way));
+    ways.insert(comm::make_host_map(names, /*rank=*/0).members);
   }
   return ways.size() == 1;
-}
-
-std::string other_threads(comm::Group& world) {
-  const auto here = std::to_string(at::get_num_threads());
-  const auto there = comm::text_of_rank_0(world, here);
-  return comm::first_complaint(
-      world, here == there ? ""
-                           : c10::str("rank ", world.rank(), " has ", here,
-                                      " threads, rank 0 ", there));
 }
 
 // "": nothing speaks against it. The same on every rank. Collective.
@@ -65,8 +51,9 @@ std::string why_not_exchanged(const engine::RunConfig& config,
     return "the ranks of a model lie on hosts in several ways";
   }
   const auto device = model.composed().activations.device();
-  const std::string processors = differing_processors(world, device);
-  return processors.empty() ? other_threads(world) : processors;
+  return computing_otherwise(
+      world,
+      c10::str(at::get_num_threads(), " threads of ", processor_of(device)));
 }
 
 }  // namespace

@@ -12,9 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/random.h"
 #include "tests/support/failure_of_ranks.h"
-#include "tests/support/small_run.h"
+#include "tests/support/small_steps.h"
 
 namespace tessera::train {
 namespace {
@@ -79,16 +78,9 @@ const std::vector<Mesh>& meshes() {
 }
 
 RunConfig config_of(const Mesh& mesh) {
-  RunConfig config = testing::small_run(1, 0);
-  config.model.hidden = 16;
-  config.model.heads = config.model.kv_heads = config.model.head_dim = 4;
-  config.model.ffn = 24;
-  config.model.vocab = 40;
-  config.mesh = {};
+  RunConfig config = testing::smallest_run();
   mesh.set(config);
   config.batch = {.global = 12, .micro = 1};
-  config.data.seq_len = 8;
-  config.optimizer.clip_norm = 0.5;
   complete(config, mesh.world);
   return config;
 }
@@ -98,20 +90,7 @@ RunConfig config_of(const Mesh& mesh) {
 using Plant = std::function<bool(int64_t rank, int64_t time)>;
 
 engine::StepInput input_of(const RunConfig& config, int64_t step) {
-  const auto batch = [&config](int64_t of, int64_t first, int64_t count) {
-    const random::Stream stream(7, "tokens");
-    const int64_t length = config.data.seq_len + 1;
-    const at::Tensor ids = at::empty({count, length}, at::kLong);
-    auto* const id = ids.mutable_data_ptr<int64_t>();
-    for (int64_t i = 0; i < ids.numel(); ++i) {
-      const int64_t at = (of * config.batch.global + first) * length + i;
-      id[i] = static_cast<int64_t>(stream.uniform(static_cast<uint64_t>(at)) *
-                                   static_cast<double>(config.model.vocab));
-    }
-    return data::Batch{ids.narrow(1, 0, length - 1),
-                       ids.narrow(1, 1, length - 1)};
-  };
-  return engine::step_input(config, step, 1e-3, batch);
+  return engine::step_input(config, step, 1e-3, testing::drawn_batches(config));
 }
 
 engine::StepInput planted_in(engine::StepInput input, int64_t rank,

@@ -2,11 +2,6 @@
 
 import json
 import math
-import os
-import shutil
-import signal
-import subprocess
-import time
 
 import pytest
 import torch
@@ -107,69 +102,3 @@ def test_bad_input(tessera, folder, tmp_path, arguments, code):
     words = [word.format(folder=folder[0], text=tmp_path / "text.txt")
              for word in arguments]
     tessera(*words, code=code, cwd=tmp_path)
-
-
-def most_memory_of(command):
-    """Bytes that the process had at once."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = status
-    assert status == 0
-    return usage.ru_maxrss * 1024
-
-
-def test_a_model_need_not_fit_into_the_memory_of_who_converts_it(program, tokens, tmp_path):
-    def converted(name, hidden, layers):
-        path = configuration(tokens, tmp_path / name, {"layers": layers, "hidden": hidden, "heads": 8, "vocab": 97},
-                             run={"steps": 1}, optimizer={"type": "sgd", "momentum": 0.0}, schedule={"warmup": 1},
-                             checkpoint={"every": 1})
-        train(program, path)
-        whole = tmp_path / name / "whole"
-        most = most_memory_of([program, "convert", "--from", tmp_path / name / "run", "--to", whole])
-        return most, os.path.getsize(whole / "model.safetensors")
-
-    (least, small), (most, large) = converted("small", 64, 2), converted("large", 512, 16)
-    assert large - small > 100_000_000
-    assert most - least < (large - small) / 4
-
-
-def test_what_is_stopped_or_changed_while_it_is_converted_leaves_nothing_under_its_name(program, tokens, tmp_path):
-    path = configuration(tokens, tmp_path, {"layers": 16, "hidden": 512, "heads": 8, "vocab": 97}, run={"steps": 1},
-                         optimizer={"type": "sgd", "momentum": 0.0}, schedule={"warmup": 1}, checkpoint={"every": 1})
-    train(program, path)
-    step = tmp_path / "run" / "checkpoints" / "step-1"
-    target = tmp_path / "whole"
-
-    def converted(meanwhile):
-        command = [program, "convert", "--from", step, "--to", target]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        while not list(tmp_path.glob("whole.tmp-*/model.safetensors.tmp")):
-            assert process.poll() is None
-            time.sleep(0.001)
-        process.send_signal(signal.SIGSTOP)
-        meanwhile(process)
-        process.send_signal(signal.SIGCONT)
-        _, errors = process.communicate(timeout=120)
-        for left in tmp_path.glob("whole.tmp-*"):  # by a signal
-            shutil.rmtree(left)
-        return process.returncode, errors
-
-    def change(_):
-        with open(next(step.glob("*.safetensors")), "r+b") as file:
-            file.seek(-5_000_000, os.SEEK_END)  # in a block, which is read late
-            file.write(1000 * b"A")
-
-    code, _ = converted(lambda process: process.terminate())
-    assert code == -signal.SIGTERM and not target.exists()
-    code, errors = converted(change)
-    assert code == 74 and "something writes to it" in errors and not target.exists(), errors
-
-
-@pytest.mark.parametrize("name", ["step-3", "step-1/whole"])
-def test_nothing_is_converted_into_the_checkpoints_of_a_run(program, tokens, tmp_path, name):
-    train(program, configuration(tokens, tmp_path, run={"steps": 1}, schedule={"warmup": 1}, checkpoint={"every": 1}))
-    checkpoints = tmp_path / "run" / "checkpoints"
-    done = subprocess.run([program, "convert", "--from", tmp_path / "run", "--to", checkpoints / name],
-                          capture_output=True, text=True, timeout=120)
-    assert done.returncode == 74 and "lies among the checkpoints of" in done.stderr, done.stderr
-    assert not (checkpoints / name).exists()

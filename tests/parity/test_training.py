@@ -247,6 +247,16 @@ def flip_a_bit_of(pid, pattern):
     assert found > 0
 
 
+def flip_in_rank_1(folder, name):
+    """What flips a bit of the weight that the checkpoint of step 50 has, and waits for the end."""
+
+    def flip(process):
+        flip_a_bit_of(children_of(process.pid)[1], checkpoint(folder, 50)[name][0].numpy().tobytes())
+        process.wait(timeout=120)
+
+    return flip
+
+
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_a_rank_that_is_stopped_for_a_moment_changes_nothing(program, tokens, tmp_path, backend):
     """For longer than that it counts as lost, and the run goes on from its newest checkpoint."""
@@ -288,12 +298,7 @@ def test_a_bit_that_flips_in_one_replica_ends_the_run_before_a_checkpoint_has_it
                          monitor={"replicas": 20, "losses_late": late}, **ENDLESS)
     name = "model.blocks.1.mlp.down.weight"
 
-    def flip(process):
-        weight = checkpoint(tmp_path, 50)[name]
-        flip_a_bit_of(children_of(process.pid)[1], weight[0].numpy().tobytes())
-        process.wait(timeout=120)
-
-    code, errors = stop_after(program, path, tmp_path, 51, flip, "--nproc", "2")
+    code, errors = stop_after(program, path, tmp_path, 51, flip_in_rank_1(tmp_path, name), "--nproc", "2")
     assert code == 1, errors
     assert re.search(rf"after step \d+ ranks 0 \(dp_replicate=0\), 1 \(dp_replicate=1\) differ in '{name}', which each "
                      r"of them computes alike. They were alike after step \d+: ", errors), errors
@@ -308,11 +313,7 @@ def test_one_of_three_ranks_that_computes_otherwise_is_named_by_computing_again(
     path = configuration(tokens, tmp_path, mesh={"dp": 3}, optimizer={"lr": 0}, checkpoint={"every": 50, "keep": 0},
                          monitor={"replicas": 0, "reruns": 20}, **ENDLESS)
 
-    def flip(process):
-        weight = checkpoint(tmp_path, 50)["model.blocks.1.mlp.down.weight"]
-        flip_a_bit_of(children_of(process.pid)[1], weight[0].numpy().tobytes())
-        process.wait(timeout=120)
-
+    flip = flip_in_rank_1(tmp_path, "model.blocks.1.mlp.down.weight")
     code, errors = stop_after(program, path, tmp_path, 51, flip, "--nproc", "3")
     assert code == 1, errors
     assert re.search(r"step \d+0 was computed several times before its update, and by rank 1 \(dp_replicate=1\) "
