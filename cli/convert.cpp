@@ -236,7 +236,9 @@ void run_convert(const ConvertFlags& flags) {
   const bool is_new = !fs::exists(to);
   const fs::path written =
       is_new ? fs::path(c10::str(to.string(), ".tmp-", ::getpid())) : to;
-  if (is_new) fs::remove_all(written);  // of one that was killed, long ago
+  if (is_new && fs::exists(written)) {  // of one that was killed, long ago
+    fs::remove_all(written);
+  }
   // The first folder on the way to it that is not there.
   fs::path made;
   for (fs::path each = fs::absolute(written).lexically_normal();

@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 
+#include "tessera/checkpoint/detail/narrowing.h"
 #include "tessera/checkpoint/detail/posix_file.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/json.h"
@@ -311,7 +312,8 @@ at::Tensor assemble(const Stored& stored, const WholeParameter& whole) {
   std::vector<at::Tensor> parts(stored.parts.size());
   for (const auto& [parameter, item, source] : stored.parts) {
     const at::Tensor values = whole(parameter, item.expert).detach();
-    parts.at(source.part) = source.turned(values.to(stored.spec.dtype));
+    parts.at(source.part) =
+        source.turned(detail::narrowed(values, stored.spec.dtype, item.name));
   }
   if (parts.size() == 1) return parts[0];
   const bool transposed = stored.parts[0].source.transposed;
@@ -395,9 +397,8 @@ WholeParameter parameters_in(const std::string& folder,
           config = model->config(),
           dtype](const std::string& name, std::optional<int64_t> expert) {
     const Item& item = items.at(name).at(expert.value_or(0));
-    const mesh::Box all{std::vector<int64_t>(item.shape.size()), item.shape};
     const auto source = models::hugging_face_source(config, item.name);
-    const at::Tensor values = weights.read(source, all)
+    const at::Tensor values = weights.read(source, mesh::Box::whole(item.shape))
                                   .to(dtype, /*non_blocking=*/false,
                                       /*copy=*/true);
     const SafetensorsFile& file = weights.file_of(source);

@@ -66,6 +66,7 @@ inline constexpr int64_t kMaxShardBytes = 5'000'000'000;
 
 // Writes the folder, which is made where it is missing; files of these names
 // are replaced. `config.dtype` is that of the weights.
+// Errors: also TS_CHECK_CONFIG on a number that is infinite in that dtype.
 void save_hugging_face(const std::string& folder,
                        const models::HuggingFaceConfig& config,
                        const WholeParameter& whole,

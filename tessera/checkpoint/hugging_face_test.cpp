@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <limits>
 
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/error.h"
@@ -129,6 +130,28 @@ TEST_P(HuggingFaceTest, RanksReadTheirBoxes) {
             << parameters[i].name << " on " << mesh.describe(rank);
       }
     }
+  }
+}
+
+TEST_P(HuggingFaceTest, ANumberBeyondTheDtypeIsRefused) {
+  const auto parameters = nn::parameters_of(decoder_);
+  const at::Tensor weight = parameters.front().tensor.detach();
+  const auto save_with = [&](double value, at::ScalarType dtype) {
+    weight.view(-1)[1].fill_(value);
+    config_.dtype = dtype;
+    save_hugging_face(folder_.path(), config_, parameters_of(decoder_));
+  };
+  save_with(-65504, at::kHalf);  // the largest that it has
+  save_with(-70000, at::kBFloat16);
+  save_with(std::numeric_limits<double>::infinity(), at::kHalf);
+  try {
+    save_with(-70000, at::kHalf);
+    FAIL() << "was accepted";
+  } catch (const tessera::Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    EXPECT_THAT(error.what_without_backtrace(),
+                ::testing::AllOf(::testing::HasSubstr(parameters.front().name),
+                                 ::testing::HasSubstr("70000")));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <set>
 #include <string_view>
 
+#include "tessera/checkpoint/detail/narrowing.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
@@ -185,8 +186,7 @@ void check_targets(const std::string& folder, const Json& config,
 
 void check_finite(const std::string& folder, const SafetensorsFile& file) {
   for (const auto& tensor : file.tensors()) {
-    const mesh::Box whole{std::vector<int64_t>(tensor.shape.size(), 0),
-                          tensor.shape};
+    const auto whole = mesh::Box::whole(tensor.shape);
     if (whole.empty()) continue;
     const bool is_finite =
         at::isfinite(file.read_box(tensor.name, whole)).all().item<bool>();
@@ -288,7 +288,8 @@ void save_peft(const std::string& folder, const models::ModelConfig& config,
   bool is_transposed = false;
   for (const auto& parameter : adapters_of(*model)) {
     const std::string name = tensor_name(config, parameter.name);
-    tensors[name] = whole(parameter.name, {}).detach().to(dtype);
+    tensors[name] = detail::narrowed(whole(parameter.name, {}).detach(), dtype,
+                                     parameter.name);
     const std::string layer = name.substr(std::string(kPrefix).size());
     layers.insert(layer.substr(0, layer.rfind(".lora_")));
     const size_t dot = parameter.name.rfind('.');

@@ -16,7 +16,7 @@ constexpr const char* kTrainedOn = "rewritten; trained on ";
 // Of a tensor of that shape, on one of so many ranks.
 mesh::Box part_of(const std::vector<int64_t>& shape, int64_t ranks,
                   int64_t rank) {
-  mesh::Box box{std::vector<int64_t>(shape.size(), 0), shape};
+  mesh::Box box = mesh::Box::whole(shape);
   if (shape.empty()) return box;  // a scalar is whole
   const mesh::Range rows = mesh::chunk_of(shape[0], ranks, rank);
   box.offset[0] = rows.begin;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "tessera/core/error.h"
 
@@ -36,6 +37,10 @@ std::string text_of(const Placement& placement) {
 }
 
 }  // namespace
+
+Box Box::whole(std::vector<int64_t> shape) {
+  return {std::vector<int64_t>(shape.size(), 0), std::move(shape)};
+}
 
 int64_t Box::numel() const { return product_of(size); }
 
@@ -97,7 +102,7 @@ bool Layout::held_by(const Coord& coord) const {
 }
 
 Box Layout::local_box(const DeviceMesh& mesh, const Coord& coord) const {
-  Box box{std::vector<int64_t>(global_shape_.size(), 0), global_shape_};
+  Box box = Box::whole(global_shape_);
   if (!held_by(coord)) {
     box.size.assign(box.size.size(), 0);
     return box;

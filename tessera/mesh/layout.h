@@ -34,6 +34,8 @@ struct Box {
   std::vector<int64_t> offset;
   std::vector<int64_t> size;
 
+  // All of a tensor of that shape.
+  static Box whole(std::vector<int64_t> shape);
   int64_t numel() const;
   bool empty() const { return numel() == 0; }
   bool operator==(const Box&) const = default;

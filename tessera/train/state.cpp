@@ -47,13 +47,12 @@ checkpoint::TensorEntry scalar_entry(const std::string& name,
                                      const at::Tensor& value,
                                      const parallel::Composed& composed) {
   const std::vector<int64_t> shape = value.sizes().vec();
-  return {
-      .name = name,
-      .global_shape = shape,
-      .box = {.offset = std::vector<int64_t>(shape.size(), 0), .size = shape},
-      .local = value,
-      .owned = composed.mesh.rank_at(composed.coord) == 0,
-      .holders = composed.mesh.world_size()};
+  return {.name = name,
+          .global_shape = shape,
+          .box = mesh::Box::whole(shape),
+          .local = value,
+          .owned = composed.mesh.rank_at(composed.coord) == 0,
+          .holders = composed.mesh.world_size()};
 }
 
 // Written as text: JSON's numbers of 64 bits are not safe in every reader.

@@ -163,7 +163,7 @@ void load(const ModelSource& source, checkpoint::State state,
 // All of a parameter, or one of its experts.
 mesh::Box box_of(const std::vector<int64_t>& shape,
                  std::optional<int64_t> expert) {
-  mesh::Box box{std::vector<int64_t>(shape.size()), shape};
+  mesh::Box box = mesh::Box::whole(shape);
   if (expert) {
     box.offset[0] = *expert;
     box.size[0] = 1;

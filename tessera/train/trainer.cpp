@@ -1,8 +1,5 @@
 #include "tessera/train/trainer.h"
 
-#include <c10/util/StringUtil.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -18,7 +15,6 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/hash.h"
-#include "tessera/core/host.h"
 #include "tessera/core/log.h"
 #include "tessera/engine/measured_speeds.h"
 #include "tessera/engine/rank_model.h"
@@ -37,6 +33,7 @@
 #include "tessera/train/rewind.h"
 #include "tessera/train/run_checkpoints.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/run_locks.h"
 #include "tessera/train/run_validation.h"
 #include "tessera/train/run_words.h"
 #include "tessera/train/shared_folder.h"
@@ -122,11 +119,8 @@ class Trainer {
   void open_folder() {
     if (leads()) {
       folder_.create();
-      lock_ = std::make_unique<FileLock>(
-          folder_.lock(), c10::str("process ", ::getpid(), " on ", host_name(),
-                                   ". Two runs cannot share a folder: give "
-                                   "this one another run.name.\n"));
-      if (saves_anywhere()) lock_checkpoints();
+      locks_.take_folder(folder_);
+      if (saves_anywhere()) locks_.take_checkpoints(config_, folder_);
     }
     ranks_.world().barrier();
     if (saves_anywhere()) {
@@ -157,22 +151,6 @@ class Trainer {
       checkpoints_.local()->remove();
     }
     return ExitCode::kOk;
-  }
-
-  // Where other runs may write too, by their checkpoint.dir, in which the lock
-  // says whose it is.
-  void lock_checkpoints() {
-    const std::string folder = folder_.checkpoints();
-    constexpr const char* kWayOut =
-        "Give each run a checkpoint.dir of its own.";
-    if (!config_.checkpoint.dir.empty()) {
-      checkpoints_lock_ = std::make_unique<FileLock>(
-          folder + "/.checkpoints.lock",
-          c10::str("process ", ::getpid(), " on ", host_name(),
-                   ", of the run '", config_.run.name, "'. ", kWayOut, "\n"));
-    }
-    folder_lock_ = std::make_unique<FileLock>(
-        folder, c10::str("a run that has its checkpoints there. ", kWayOut));
   }
 
   // One rank prepares what the others then open.
@@ -595,7 +573,7 @@ class Trainer {
   void save_last() {
     before_save();
     if (!saves_anywhere()) {  // a run that is stopped
-      if (leads()) lock_checkpoints();
+      if (leads()) locks_.take_checkpoints(config_, folder_);
       require_shared(folder_.checkpoints(), ranks_.world());
     }
     checkpoints_.save_last(step_, [this] { return content(); });
@@ -607,7 +585,7 @@ class Trainer {
   TrainOptions options_;
   const bool speeds_are_measured_;
   RunFolder folder_;
-  std::unique_ptr<FileLock> lock_, checkpoints_lock_, folder_lock_;  // rank 0's
+  RunLocks locks_;
   RunCheckpoints checkpoints_;
   Datasets data_;
   std::unique_ptr<RankModel> model_;

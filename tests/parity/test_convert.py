@@ -74,3 +74,21 @@ def test_nothing_is_converted_into_the_checkpoints_of_a_run(program, tokens, tmp
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 74 and "lies among the checkpoints of" in done.stderr, done.stderr
     assert not (checkpoints / name).exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--shards", "2"]], ids=["whole", "shards"])
+def test_a_convert_that_fails_leaves_nothing(program, tokens, tmp_path, flags):
+    train(program, configuration(tokens, tmp_path, run={"steps": 1}, schedule={"warmup": 1}, checkpoint={"every": 1}))
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "file").write_text("")
+    # A run's name is told in its log, a Hugging Face folder's nowhere.
+    named = [("a/b\nc", 78, "no control characters")] if flags else []
+    for to, code, words in [("link", 74, "is a link to nothing"), ("file/x", 74, "cannot be made: Not a directory"),
+                            *named, ("over/there", 74, "")]:
+        if to == "over/there":
+            damaged = next((tmp_path / "run" / "checkpoints" / "step-1").glob("*.safetensors"))
+            damaged.write_bytes(damaged.read_bytes()[:-8])
+        done = subprocess.run([program, "convert", "--from", tmp_path / "run", "--to", tmp_path / to, *flags],
+                              capture_output=True, text=True, timeout=120)
+        assert done.returncode == code and words in done.stderr, done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["file", "link", "run", "run.json"]

@@ -42,10 +42,6 @@ inline at::Tensor whole_of(const TestTensor& tensor, int64_t step) {
       .reshape(tensor.shape);
 }
 
-inline mesh::Box whole_box(const std::vector<int64_t>& shape) {
-  return {std::vector<int64_t>(shape.size(), 0), shape};
-}
-
 // How tensor `index` lies on `ranks` ranks: whole on all, or in chunks of one
 // dim, owners and dims drawn from `seed`.
 inline TensorEntry entry_of(const TestTensor& tensor, int64_t step,
@@ -53,7 +49,7 @@ inline TensorEntry entry_of(const TestTensor& tensor, int64_t step,
   std::mt19937_64 random(seed);
   const uint64_t cut = random() % 3;
   const auto owner = static_cast<int64_t>(random() % ranks);
-  TensorEntry entry{tensor.name, tensor.shape, whole_box(tensor.shape),
+  TensorEntry entry{tensor.name, tensor.shape, mesh::Box::whole(tensor.shape),
                     whole_of(tensor, step), rank == owner};
   if (cut < tensor.shape.size()) {
     const auto dim = static_cast<int64_t>(cut);
@@ -65,7 +61,7 @@ inline TensorEntry entry_of(const TestTensor& tensor, int64_t step,
   }
   // A tensor without elements has one owner, however it is cut.
   if (whole_of(tensor, step).numel() == 0) {
-    entry.box = whole_box(tensor.shape);
+    entry.box = mesh::Box::whole(tensor.shape);
     entry.local = whole_of(tensor, step);
     entry.owned = rank == owner;
   }
@@ -80,8 +76,8 @@ inline State test_state(int64_t step, uint64_t seed, int64_t rank,
   for (const TestTensor& tensor : test_tensors()) {
     if (seed == 0) {
       state.tensors.push_back({tensor.name, tensor.shape,
-                               whole_box(tensor.shape), whole_of(tensor, step),
-                               rank == 0});
+                               mesh::Box::whole(tensor.shape),
+                               whole_of(tensor, step), rank == 0});
     } else {
       const auto place = state.tensors.size() * 1000;
       state.tensors.push_back(

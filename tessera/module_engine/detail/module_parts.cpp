@@ -104,10 +104,6 @@ Holders holders_by(int64_t Holding::* member,
   return holders;
 }
 
-mesh::Box whole(const at::Tensor& tensor) {
-  return {std::vector<int64_t>(tensor.dim()), tensor.sizes().vec()};
-}
-
 }  // namespace
 
 ModuleParts::ModuleParts(std::vector<ModulePart> here, comm::Group& world)
@@ -124,8 +120,9 @@ ModuleParts::ModuleParts(std::vector<ModulePart> here, comm::Group& world)
   for (const ModulePart& part : parts_) {
     for (const auto& buffer : part.module->named_buffers()) {
       names.push_back(buffer.key());
-      held.push_back(
-          holding_of(buffer.key(), whole(buffer.value()), part.stage));
+      held.push_back(holding_of(buffer.key(),
+                                mesh::Box::whole(buffer.value().sizes().vec()),
+                                part.stage));
     }
   }
   const auto all = holdings_of_all(held, world);
