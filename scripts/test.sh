@@ -53,7 +53,7 @@ under_sanitizer() {
   [[ $1 != tsan ]] || export GTEST_FILTER='-*processes*:*Process*:*gloo*:Verdict*'
   TSAN_OPTIONS=suppressions=$PWD/tests/sanitizers/tsan.supp \
     UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-    ctest --test-dir "build/$1" -R '^(core|mesh|comm|comm_slow|checkpoint)_test$' --output-on-failure
+    ctest --test-dir "build/$1" -R '^(core|mesh|comm|comm_slow|checkpoint)_test(_2)?$' --output-on-failure
 }
 
 if [[ -n $fast ]]; then

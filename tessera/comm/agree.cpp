@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <exception>
 #include <future>
 #include <mutex>
 #include <new>
@@ -148,6 +149,21 @@ std::string first_complaint_of(Group& group, const std::string& doing,
   const std::string complaint = complaint_of(work);
   meetings.finish();
   return first_complaint(group, complaint);
+}
+
+void on_all(Group& group, const std::string& doing,
+            const std::function<void()>& work) {
+  std::exception_ptr own;
+  const std::string complaint = first_complaint_of(group, doing, [&] {
+    try {
+      work();
+    } catch (...) {
+      own = std::current_exception();
+      throw;
+    }
+  });
+  if (own) std::rethrow_exception(own);
+  TS_CHECK_IO(complaint.empty(), complaint);
 }
 
 void on_first(Group& group, const std::string& doing,

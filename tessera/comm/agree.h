@@ -30,6 +30,12 @@ std::string first_complaint(Group& group, const std::string& complaint);
 std::string first_complaint_of(Group& group, const std::string& doing,
                                const std::function<void()>& work);
 
+// `work` of every rank, which may take longer on one than the group waits.
+// Where one fails all do: with what its own work threw, or TS_CHECK_IO in the
+// words of the first that has some. Comm: as first_complaint_of().
+void on_all(Group& group, const std::string& doing,
+            const std::function<void()>& work);
+
 // Work of the group's first rank, on a disk that may be slow, while the others
 // wait; what it complains of is TS_CHECK_IO on all of them. Comm: as
 // first_complaint_of().

@@ -34,6 +34,26 @@ TEST(Agree, WorkMayTakeLongerThanTheGroupWaits) {
       seconds(2));
 }
 
+// Who fails by itself keeps what it was.
+TEST(Agree, AllFailWhereOneDoes) {
+  run_threads(kRanks, "shm", [&](Communicator& ranks) {
+    const auto code_of = [&](int64_t culprit) {
+      try {
+        on_all(ranks.world(), "working", [&] {
+          TS_CHECK_CONFIG(ranks.rank() != culprit, "a wrong key");
+        });
+      } catch (const Error& error) {
+        EXPECT_NE(message_of(error).find("a wrong key"), std::string::npos);
+        return error.exit_code();
+      }
+      return ExitCode::kOk;
+    };
+    EXPECT_EQ(code_of(-1), ExitCode::kOk);
+    EXPECT_EQ(code_of(1),
+              ranks.rank() == 1 ? ExitCode::kConfig : ExitCode::kInputOutput);
+  });
+}
+
 TEST(Agree, ARankThatEndsInItsWorkIsTold) {
   try {
     run_threads(

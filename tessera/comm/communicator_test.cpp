@@ -5,6 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
 #include "tessera/comm/nccl/nccl_backend.h"
 #include "tessera/core/error.h"
 #include "tests/support/failure_of.h"
@@ -64,6 +69,32 @@ TEST(Communicator, RefusesWhatCannotBe) {
                     {.backend = "shm", .world_size = 4, .local_world_size = 2});
               }),
               HasSubstr("2 of 4 ranks are on this one"));
+  EXPECT_THAT(failure_of([] {
+                make_communicator({.backend = "fake",
+                                   .rank = 2,
+                                   .world_size = 3,
+                                   .hosts = {"a", "b"}});
+              }),
+              HasSubstr("hosts: 2 are named, and 3 ranks have one each"));
+}
+
+// What one rank is refused for the others hear long before the time-out.
+TEST(Communicator, WhyARankCannotBeMadeIsHeard) {
+  CommunicatorOptions options{.backend = "shm",
+                              .world_size = 2,
+                              .local_world_size = 2,
+                              .store = c10::make_intrusive<c10d::HashStore>()};
+  std::vector<std::string> failures(2);
+  std::vector<std::thread> ranks;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&failures, rank, options]() mutable {
+      options.rank = rank;
+      if (rank == 1) options.algorithm = "rng";
+      failures[rank] = failure_of([&] { make_communicator(options); });
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_THAT(failures, ::testing::Each(HasSubstr("algorithm=rng")));
 }
 
 TEST(Communicator, FakeActsAsAnyRankOfAnyWorld) {

@@ -5,6 +5,7 @@
 
 #include "tessera/core/detail/config_impl.h"
 #include "tessera/core/error.h"
+#include "tessera/core/printable.h"
 
 namespace tessera::config {
 namespace {
@@ -217,14 +218,10 @@ class Resolver {
 
   // config.json, which has every value, cannot hold bytes that are not UTF-8.
   static Json checked_word(const Override& override) {
-    const Json word = override.value;
-    const std::string text = in_one_line(word);
-    try {
-      word.dump();
-    } catch (const Json::type_error&) {
-      TS_CHECK_CONFIG(false, override.key, ": the value ", text,
-                      " on the command line is not UTF-8. Write it in UTF-8.");
-    }
+    Json word = override.value;
+    TS_CHECK_CONFIG(is_utf8(override.value), override.key, ": the value ",
+                    in_one_line(word),
+                    " on the command line is not UTF-8. Write it in UTF-8.");
     return word;
   }
 

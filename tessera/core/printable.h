@@ -11,4 +11,7 @@ namespace tessera {
 // \u001b; newlines and tabs too, unless `keeps_lines`. All else stays.
 std::string printable(std::string_view text, bool keeps_lines = false);
 
+// JSON holds nothing else.
+bool is_utf8(std::string_view text);
+
 }  // namespace tessera

@@ -36,5 +36,14 @@ TEST(Printable, EscapesBytesThatAreNotUtf8) {
   EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // a surrogate
 }
 
+TEST(Printable, KnowsUtf8) {
+  for (const char* text : {"", "a\n", "\xc3\xa9", "\xe2\x82\xac\x1b"}) {
+    EXPECT_TRUE(is_utf8(text)) << text;
+  }
+  for (const char* text : {"\xe9", "a\xc3", "\xed\xa0\x80"}) {
+    EXPECT_FALSE(is_utf8(text)) << printable(text);
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -126,7 +126,7 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
     plan.states +=
         (trains ? held.state_bytes() : held.parameter_bytes) - in_files;
     plan.optimizer += optimizer;
-    plan.saved += held.parameter_bytes * units.versions.parameters + optimizer;
+    plan.saved += held.parameter_bytes + optimizer;  // all versions of it
     if (trains && config.checkpoint.async && config.checkpoint.saves()) {
       plan.copies = plan.saved;
     }
@@ -219,11 +219,10 @@ WholeModel whole_model(const RunConfig& config) {
 }
 
 int64_t checkpoint_bytes(const RunConfig& config) {
-  const int64_t versions = config.pipeline.delayed() ? 2 : 1;
   const WholeModel model = whole_model(config);
   int64_t bytes = 0;
   for (const auto& part : {model.all.experts, model.all.others}) {
-    bytes += part.parameter_bytes * versions + part.optimizer_bytes;
+    bytes += part.parameter_bytes + part.optimizer_bytes;
   }
   return bytes;
 }

@@ -121,5 +121,17 @@ TEST(MemoryPlan, Checkpoint) {
   EXPECT_EQ(checkpoint_bytes(config), 6 * models::num_parameters(config.model));
 }
 
+// pipedream_2bw saves the weights that the next step still computes with, too.
+TEST(MemoryPlan, CheckpointOfTwoVersions) {
+  RunConfig config = run_of(
+      {.name = "", .pp = 2, .microbatches = 2, .schedule = "pipedream_2bw"});
+  config.model.tie_embeddings = false;  // else both stages have it
+  EXPECT_EQ(checkpoint_bytes(config),
+            16 * models::num_parameters(config.model));
+  int64_t saved = 0;
+  for (const MemoryPlan& stage : memory_plans(config)) saved += stage.saved;
+  EXPECT_EQ(saved, checkpoint_bytes(config));
+}
+
 }  // namespace
 }  // namespace tessera::engine

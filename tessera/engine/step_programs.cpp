@@ -248,9 +248,11 @@ program::RankProgram transfers_of(const RunConfig& config,
   program.stage = coord[Axis::kPp];
   program.stages = mesh.degree(Axis::kPp);
   program.placement = config.pipeline.placement();
-  program.message_elements = samples *
-                             parallel::local_length(config.data.seq_len, mesh) *
-                             config.model.hidden;
+  const int64_t shards =
+      config.tensor.sequence_parallel ? mesh.degree(Axis::kTp) : 1;
+  program.message_elements =
+      samples * (parallel::local_length(config.data.seq_len, mesh) / shards) *
+      config.model.hidden;
   return program;
 }
 

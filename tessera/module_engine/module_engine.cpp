@@ -16,6 +16,7 @@
 #include "tessera/core/log.h"
 #include "tessera/engine/kept_states.h"
 #include "tessera/engine/rank_model.h"
+#include "tessera/module_engine/detail/client_state.h"
 #include "tessera/module_engine/detail/module_parts.h"
 #include "tessera/module_engine/detail/module_settings.h"
 #include "tessera/module_engine/detail/module_state.h"
@@ -319,6 +320,7 @@ void ModuleEngine::save_checkpoint(const std::string& folder,
   TS_CHECK(!self.went_back && self.micro_steps == 0,
            "save_checkpoint() with gradients that are not in any update: save "
            "behind the step() that updates.");
+  detail::check_client_state(client_state);
   comm::compare_calls(self.ranks);  // of ranks out of step nothing is kept
   checkpoint::State state = self.state();
   auto extra = detail::Json::parse(engine::to_json(self.loss_scale.state()));

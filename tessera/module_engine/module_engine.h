@@ -77,7 +77,7 @@ class ModuleEngine {
   const std::string& config() const;
 
   // Parameters, buffers, optimizer and place, in FOLDER/step-N of so many
-  // updates (checkpoint.h), with a text of the user's own: every rank calls it
+  // updates (checkpoint.h), with a UTF-8 text of the user's own: all ranks call it
   // with the same arguments, between updates. Loading: from FOLDER's newest
   // good one, or from FOLDER where that is a step-N; on any number of ranks, in
   // any stage. The text; none where FOLDER has no checkpoint.

@@ -22,6 +22,7 @@
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/module_engine/detail/client_state.h"
 #include "tessera/module_engine/detail/module_parts.h"
 #include "tessera/module_engine/detail/module_state.h"
 
@@ -338,6 +339,7 @@ ShardedCheckpoint::~ShardedCheckpoint() = default;
 void ShardedCheckpoint::save(int64_t step, const std::string& client_state,
                              int64_t keep) {
   Impl& self = *impl_;
+  detail::check_client_state(client_state);
   comm::compare_calls(self.ranks);  // of ranks out of step nothing is kept
   checkpoint::State state = self.parameters();
   const std::string states = self.of_all_ranks(self.add_states(state));

@@ -54,7 +54,7 @@ class ShardedCheckpoint {
  public:
   struct Loaded {
     int64_t step = 0;
-    std::string client_state;  // of save()
+    std::string client_state;  // of save(), UTF-8
   };
 
   // `optimizer`: over parameters of this rank's. All outlive the result.

@@ -232,6 +232,22 @@ TEST(ShardedCheckpoint, RefusesAnOptimizerMadeBeforeSharding) {
   });
 }
 
+TEST(ShardedCheckpoint, RefusesATextThatIsNotUtf8) {
+  const TemporaryFolder folder;
+  comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+    Net net;
+    auto model = fully_shard(net, mesh::DeviceMesh({.dp_shard = 1}, 1), ranks);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    ShardedCheckpoint checkpoint(folder.path(), model, optimizer, ranks);
+    try {
+      checkpoint.save(1, "\xff");
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_THAT(message_of(error), HasSubstr("client_state is not UTF-8"));
+    }
+  });
+}
+
 TEST(ShardedCheckpoint, RefusesAnOptimizerThatItDoesNotKnow) {
   comm::run_threads(1, "shm", [](comm::Communicator& ranks) {
     Net net;

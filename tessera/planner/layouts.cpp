@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "tessera/mesh/axis.h"
@@ -27,14 +28,25 @@ std::vector<int64_t> divisors_of(int64_t number, int64_t most) {
 struct Schedule {
   const char* name;
   int64_t chunks;
-  // The bubble of equal stages is no less than (p - 1) / this, in
-  // micro-batches; 0: not bounded.
-  double bubble_divisor;
+  bool has_bubble;  // (p - 1) / chunks micro-batches, of equal stages
 };
 constexpr Schedule kSchedules[] = {
-    {"1f1b", 1, 1},  {"interleaved", 2, 2}, {"interleaved", 4, 4},
-    {"zb_h1", 1, 0}, {"zb_v", 2, 0},
+    {"1f1b", 1, true},   {"interleaved", 2, true}, {"interleaved", 4, true},
+    {"zb_h1", 1, false}, {"zb_v", 2, false},
 };
+
+// What 1f1b of p stages takes for m micro-batches at least, however the model
+// is cut, of what each stage computes where they are equal. Stage s of time t_s
+// waits for the first micro-batch to come and for the last to go back:
+//   X >= m t_s + a P_s,   P_s = t_0 + ... + t_(s-1)
+// with a of what cannot wait: forward and inputs' gradients, two products of
+// three. All are equal for the least X: a T / (1 - (1 - a / m)^p), T = P_p.
+double least_of_1f1b(int64_t stages, double micro_batches) {
+  constexpr double kAtOnce = 2.0 / 3;
+  const auto p = static_cast<double>(stages);
+  const double a = kAtOnce / micro_batches;
+  return a * p / (1 - std::pow(1 - a, p));
+}
 
 class Layouts {
  public:
@@ -176,22 +188,19 @@ class Layouts {
                      const Groups& groups) {
     if (layout.pp == 1 || is_set_("pipeline.schedule")) {
       layout.chunks = base_.pipeline.chunks;
-      return add(layout, micro_batches, groups, 0);
+      return add(layout, micro_batches, groups, /*has_bubble=*/false);
     }
     for (Schedule each : kSchedules) {
       if (is_set_("pipeline.chunks") && base_.pipeline.chunks > 1) {
         if (each.chunks == 1) continue;
         each.chunks = base_.pipeline.chunks;
-        if (each.bubble_divisor > 0) {
-          each.bubble_divisor = static_cast<double>(each.chunks);
-        }
       }
       if (base_.model.num_blocks() < layout.pp * each.chunks) continue;
       // Interleaved schedules go round by whole stages of micro-batches.
       if (each.chunks > 1 && micro_batches % layout.pp != 0) continue;
       layout.schedule = each.name;
       layout.chunks = each.chunks > 1 ? each.chunks : 0;
-      add(layout, micro_batches, groups, each.bubble_divisor);
+      add(layout, micro_batches, groups, each.has_bubble);
     }
   }
 
@@ -200,7 +209,7 @@ class Layouts {
   }
 
   void add(Layout layout, int64_t micro_batches, const Groups& groups,
-           double bubble_divisor) {
+           bool has_bubble) {
     const auto count = static_cast<double>(micro_batches);
     const double blocks = count *
                           static_cast<double>(base_.model.num_blocks()) /
@@ -212,21 +221,23 @@ class Layouts {
     // Attention is summed over tp forward and backward, and so are MLPs;
     // experts' rows go ways of their own.
     const double sums = base_.model.moe.experts > 0 ? 2 : 4;
-    layout.bound =
+    layout.bound = layout.guess =
         seconds_per_flop_ * flops_.of_pieces(layout.cp) +
         sums * blocks * time_of("all_reduce", groups.tp, activations);
-    if (bubble_divisor > 0) {
-      layout.bound *=
-          1 + static_cast<double>(layout.pp - 1) / (bubble_divisor * count);
+    if (has_bubble) {
+      const auto chunks =
+          static_cast<double>(std::max<int64_t>(1, layout.chunks));
+      layout.guess *= 1 + static_cast<double>(layout.pp - 1) / (chunks * count);
+      // Chunks may be cut so that the first ones keep nobody waiting.
+      if (chunks == 1) layout.bound *= least_of_1f1b(layout.pp, count);
     }
     const double whole = activations * static_cast<double>(layout.cp);
     const double held = parameters_ * element_bytes_ /
                         static_cast<double>(layout.pp * layout.tp * layout.ep);
-    layout.guess = layout.bound +
-                   2 * blocks * time_of("all_gather", groups.cp, 2 * whole) +
-                   time_of("all_reduce", groups.shard, held) +
-                   time_of("all_reduce", groups.replicate,
-                           held / static_cast<double>(groups.shard.ranks));
+    layout.guess += 2 * blocks * time_of("all_gather", groups.cp, 2 * whole) +
+                    time_of("all_reduce", groups.shard, held) +
+                    time_of("all_reduce", groups.replicate,
+                            held / static_cast<double>(groups.shard.ranks));
     if (layout.zero_stage == 3) {
       layout.guess +=
           (2 * count - 1) * time_of("all_gather", groups.shard, held);
@@ -293,7 +304,8 @@ TokenFlops::TokenFlops(const RunConfig& base) {
                 static_cast<double>(tokens - 1);
   }
   head = 6.0 * static_cast<double>(base.model.hidden) *
-         static_cast<double>(base.model.vocab);
+         static_cast<double>(base.model.vocab) *
+         static_cast<double>(1 + base.model.mtp.layers);
 }
 
 double TokenFlops::of_pieces(int64_t cp) const {
@@ -304,7 +316,7 @@ double TokenFlops::of_pieces(int64_t cp) const {
 double TokenFlops::recompute_factor(const std::string& mode,
                                     int64_t every) const {
   if (mode != "block") return 1;
-  // The head is not computed again.
+  // The head is not computed again, at any depth.
   const double blocks = std::max(0.0, 1 - head / all);
   return 1 + blocks / 3 / static_cast<double>(std::max<int64_t>(1, every));
 }

@@ -11,8 +11,9 @@
 //        several data-parallel ranks zero.stage 0, which holds more than stage
 //        1 and moves as much; hybrid shards but for those of a node.
 // Time:  seconds. No layout takes less than its bound: operations shared out
-//        evenly, what tp moves beside them, and the bubble of equal stages. The
-//        guess adds what other groups move, as if nothing hid it.
+//        evenly, what tp moves beside them, and the least bubble that 1f1b has,
+//        cut in any way. The guess has the bubble of equal stages, and adds
+//        what other groups move, as if nothing hid it.
 #pragma once
 
 #include <cstdint>

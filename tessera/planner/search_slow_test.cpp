@@ -105,17 +105,69 @@ TEST(Search, PiecesOfALongSequenceHaveABoundToo) {
   EXPECT_EQ(first(1), first(1000));
 }
 
-class EachModelTest : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Models, EachModelTest, ::testing::Bool(),
-                         [](const auto& of) {
-                           return of.param ? "Experts" : "Dense";
-                         });
+// Stages that cannot be equal, and few micro-batches.
+engine::RunConfig uneven() {
+  auto config = run();
+  config.model.layers = 5;
+  config.model.vocab = 16;
+  config.batch.global = 4;
+  return config;
+}
+
+// Products of several micro-batches wait for each other.
+engine::RunConfig of_few_rows() {
+  auto config = run();
+  config.data.seq_len = 8;
+  config.model.hidden = 256;
+  config.model.layers = 8;
+  config.model.vocab = 16;
+  return config;
+}
+
+// The head, which is not computed again, at three depths.
+engine::RunConfig ahead() {
+  auto config = run();
+  config.model = {};
+  config.model.family = "deepseek_v3";
+  config.model.layers = 2;
+  config.model.hidden = 64;
+  config.model.heads = 4;
+  config.model.vocab = 2048;
+  config.model.max_seq = 64;
+  config.model.tie_embeddings = false;
+  config.model.moe.experts = 4;
+  config.model.moe.ffn = 16;
+  config.model.latent.rope_dim = 8;
+  config.model.mtp.layers = 2;
+  config.model.complete();
+  return config;
+}
+
+struct Model {
+  std::string name;
+  engine::RunConfig config;
+  bool has_fast_links = false;
+};
+void PrintTo(const Model& model, std::ostream* out) { *out << model.name; }
+
+class EachBoundTest : public ::testing::TestWithParam<Model> {};
+INSTANTIATE_TEST_SUITE_P(
+    Models, EachBoundTest,
+    ::testing::Values(Model{"Dense", run()}, Model{"Experts", run(true)},
+                      Model{"Uneven", uneven(), true},
+                      Model{"FewRows", of_few_rows(), true},
+                      Model{"Ahead", ahead(), true}),
+    [](const auto& of) { return of.param.name; });
 
 // By the simulator alone, of every layout: what the search may rule nothing
 // out against.
-TEST_P(EachModelTest, NothingIsFasterThanItsBoundAndTheFastestIsFound) {
-  const Cluster cluster = small_cluster();
-  const auto config = run(GetParam());
+TEST_P(EachBoundTest, NothingIsFasterThanItsBoundAndTheFastestIsFound) {
+  Cluster cluster = small_cluster();
+  if (GetParam().has_fast_links) {  // that take no time
+    cluster.in_node =
+        cluster.between_nodes = {.latency_us = 1e-3, .gb_per_s = 1e4};
+  }
+  const auto& config = GetParam().config;
   const TokenFlops flops(config);
   double fastest = std::numeric_limits<double>::infinity();
   int64_t layouts = 0, refused = 0;
@@ -212,6 +264,12 @@ TEST(Search, WhatHasNoMeshWithWhatIsSetIsRefused) {
         << message_of(error);
   }
 }
+
+class EachModelTest : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Models, EachModelTest, ::testing::Bool(),
+                         [](const auto& of) {
+                           return of.param ? "Experts" : "Dense";
+                         });
 
 // However little there is: no floor of memory rules out what fits.
 TEST_P(EachModelTest, TheFastestThatFitsIsFoundOnAnyMemory) {

@@ -335,32 +335,32 @@ std::string prepare_data(const RunConfig& config, const RunFolder& folder,
   return std::move(place.path);
 }
 
-void keep_tokenizer(const std::string& path, const RunFolder& folder) {
-  if (path.empty() || path == folder.tokenizer()) return;
-  const auto tokenizer = data::Tokenizer::load(path);
-  const bool is_there = std::filesystem::exists(folder.tokenizer()) &&
-                        read_file(folder.tokenizer()) == tokenizer.to_json();
-  if (!is_there) tokenizer.save(folder.tokenizer());
-}
-
-void keep_chat_template(const RunConfig& config, const RunFolder& folder) {
+void keep_tokenizer(const RunConfig& config, const std::string& path,
+                    const RunFolder& folder) {
   namespace fs = std::filesystem;
-  const fs::path given(tokenizer_path(config));
-  if (given.empty()) return;
-  const fs::path from = fs::is_directory(given) ? given : given.parent_path();
-  const auto keep = [&](const fs::path& file, const std::string& name) {
-    const fs::path kept = fs::path(folder.path()) / name;
+  if (path.empty()) return;
+  const auto keep = [](const std::string& text, const fs::path& kept) {
+    const bool is_there = fs::exists(kept) && read_file(kept) == text;
+    if (!is_there) write_file_atomic(kept, text);
+  };
+  const fs::path run(folder.path());
+  if (path != folder.tokenizer()) {
+    keep(data::Tokenizer::load(path).to_json(), folder.tokenizer());
+  }
+  const auto keep_beside = [&](const fs::path& file, const char* name) {
     if (fs::exists(file)) {
-      write_file_atomic(kept, read_file(file));
+      keep(read_file(file), run / name);
     } else {
-      fs::remove(kept);  // of an earlier tokenizer
+      fs::remove(run / name);  // of an earlier tokenizer
     }
   };
-  keep(from / "tokenizer_config.json", "tokenizer_config.json");
+  const fs::path at(path);
+  const fs::path from = fs::is_directory(at) ? at : at.parent_path();
+  keep_beside(from / "tokenizer_config.json", "tokenizer_config.json");
   const std::string& own = config.data.chat_template;
-  keep(own.empty() || own == "none" ? from / "chat_template.jinja"
-                                    : fs::path(own),
-       "chat_template.jinja");
+  keep_beside(own.empty() || own == "none" ? from / "chat_template.jinja"
+                                           : fs::path(own),
+              "chat_template.jinja");
 }
 
 namespace {
@@ -431,8 +431,10 @@ Datasets open_datasets(const RunConfig& config, const RunFolder& folder,
   Datasets sets;
   const int64_t reader = engine::reader_of(config, world.rank());
   sets.reads = reader == world.rank();
-  Opened opened = sets.reads ? open_sources(config, folder, resume)
-                             : unread_sources(config);
+  Opened opened = unread_sources(config);
+  comm::on_all(world, "opening the data", [&] {
+    if (sets.reads) opened = open_sources(config, folder, resume);
+  });
   data::compare_across(world, opened.fingerprints, sets.reads);
   if (engine::reads_for_others(config)) share_sizes(opened, world);
   sets.fingerprints = std::move(opened.fingerprints);

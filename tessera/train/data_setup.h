@@ -10,8 +10,9 @@
 // Use:    prepare_data() once, by one rank or before there are ranks; then
 //         open_datasets() on every rank, which says what each source has; then
 //         keep_tokenizer(), once nothing refuses the run.
-// Comm:   open_datasets(): two gathers, and where some ranks read for others
-//         two broadcasts of what they have to know.
+// Comm:   open_datasets(): comm::on_all() while files are read, two gathers,
+//         and where some ranks read for others two broadcasts of what they have
+//         to know.
 // Errors: as data/token_stream.h and data/dataset.h.
 #pragma once
 
@@ -44,13 +45,12 @@ struct Datasets {
 std::string prepare_data(const engine::RunConfig& config,
                          const RunFolder& folder, const std::string& resume);
 
-// Makes the tokenizer that lies there the run's own.
-void keep_tokenizer(const std::string& path, const RunFolder& folder);
-
-// For who talks to the model of this run: the template that it is trained with,
-// and the special tokens that the template names.
-void keep_chat_template(const engine::RunConfig& config,
-                        const RunFolder& folder);
+// Makes the tokenizer that lies at `path` the run's own, with what lies beside
+// it for who talks to the model: the special tokens that tokenizer_config.json
+// names, and the template, or the one that data.chat_template names. What the
+// folder has of an earlier one goes. "": nothing changes.
+void keep_tokenizer(const engine::RunConfig& config, const std::string& path,
+                    const RunFolder& folder);
 
 // TS_CHECK_IO on every rank where two that read have other files.
 Datasets open_datasets(const engine::RunConfig& config, const RunFolder& folder,

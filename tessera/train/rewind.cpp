@@ -249,8 +249,11 @@ Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
                " of data.train: ", next.num_rewinds, " of ", max_rewinds,
                " times (spike.max_rewinds)");
   if (checkpoint::is_checkpoint_in(folder.checkpoints(), next.resume)) {
-    const std::string complaint =
-        comm::complaint_of([&] { keep(folder, next); });
+    const std::string complaint = comm::complaint_of([&] {
+      // What is there is of the line that the run leaves, and may be newer.
+      checkpoint::forget_local_checkpoints(folder.checkpoints());
+      keep(folder, next);
+    });
     if (!complaint.empty()) log::warning(complaint);
   }
   return next;

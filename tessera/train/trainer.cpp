@@ -155,10 +155,11 @@ class Trainer {
 
   // One rank prepares what the others then open.
   void open_data() {
-    if (leads() && !options_.is_prepared) {
-      prepare_data(config_, folder_, options_.resume);
+    if (!options_.is_prepared) {
+      comm::on_all(ranks_.world(), "preparing the data", [&] {
+        if (leads()) prepare_data(config_, folder_, options_.resume);
+      });
     }
-    ranks_.world().barrier();
     data_ = open_datasets(config_, folder_, options_.resume, ranks_.world());
   }
 
@@ -230,11 +231,10 @@ class Trainer {
     on_rank_0("writing " + folder_.config(), [&] {
       write_file_atomic(folder_.config(), to_json(config_));
       keep_model_files(config_, folder_, is_resumed_);
-      keep_tokenizer(data_.tokenizer, folder_);
-      keep_chat_template(config_, folder_);
+      keep_tokenizer(config_, data_.tokenizer, folder_);
     });
     // Hosts may have run folders of their own, and one checkpoint.dir.
-    if (!leads()) keep_tokenizer(data_.tokenizer, folder_);
+    if (!leads()) keep_tokenizer(config_, data_.tokenizer, folder_);
   }
 
   uint64_t data_hash() const {

@@ -44,9 +44,11 @@ comm::Group& own_group(comm::Communicator& communicator,
     ranks.resize(communicator.world_size());
     std::iota(ranks.begin(), ranks.end(), 0);
   }
+  // Of these ranks: others have optimizers that not all of these have.
   int64_t optimizers = 0;
   for (const comm::Group* group : communicator.groups()) {
-    if (group->name().starts_with("gradients ")) ++optimizers;
+    const bool is_optimizer_s = group->name().starts_with("gradients ");
+    if (is_optimizer_s && group->ranks() == ranks) ++optimizers;
   }
   comm::Group* group =
       communicator.make_group(ranks, c10::str("gradients ", optimizers));
@@ -83,7 +85,12 @@ struct DistributedOptimizer::Impl {
         passes(parameters.size(), 0),
         cycle(tensors_of(parameters), group, with) {
     for (size_t p = 0; p < parameters.size(); ++p) {
-      hooks.add(parameters[p].parameter, [this, p] { on_gradient(p); });
+      const auto& [name, parameter] = parameters[p];
+      TS_CHECK_CONFIG(parameter.is_cpu(), "distributed optimizer: ", name,
+                      " lies on ", parameter.device(),
+                      ", and gradients are packed in memory of the CPU. Use "
+                      "DistributedDataParallel, which takes any device.");
+      hooks.add(parameter, [this, p] { on_gradient(p); });
     }
   }
 

@@ -260,6 +260,39 @@ TEST(DistributedOptimizer, TwoOfThemDoNotMeet) {
   });
 }
 
+TEST(DistributedOptimizer, SomeRanksMayHaveMoreOfThem) {
+  comm::run_threads(3, "shm", [](Communicator& ranks) {
+    Branches net;
+    const auto inner = sgd(net->parameters());
+    const auto gradient = [&] {
+      return net->branches[0]->weight.grad().clone();
+    };
+    const auto mean_of = [&](const std::vector<int64_t>& some) {
+      DistributedOptimizer optimizer(*inner, ranks, {.ranks = some});
+      optimizer.zero_grad();
+      net->forward(batch_of(static_cast<int>(ranks.rank()))).backward();
+      optimizer.synchronize();
+      return gradient();
+    };
+    at::Tensor of_two;
+    if (ranks.rank() < 2) of_two = mean_of({0, 1});
+    const at::Tensor of_all = mean_of({});
+    if (ranks.rank() == 2) return;
+    net->zero_grad();
+    net->forward(batch_of(2)).backward();
+    EXPECT_TRUE(at::allclose(of_all * 3, of_two * 2 + gradient()));
+  });
+}
+
+TEST(DistributedOptimizer, RefusesParametersThatAreNotOnTheCpu) {
+  comm::run_threads(1, "shm", [](Communicator& ranks) {
+    const auto inner = sgd({at::empty({2}, at::kMeta).requires_grad_()});
+    EXPECT_THAT(
+        failure_of([&] { const DistributedOptimizer o(*inner, ranks); }),
+        HasSubstr("parameter 0 lies on meta"));
+  });
+}
+
 TEST(DistributedOptimizer, RefusesMoreBackwardPassesThanAnnounced) {
   comm::run_threads(1, "shm", [](Communicator& ranks) {
     Branches net;

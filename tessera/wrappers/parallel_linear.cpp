@@ -111,12 +111,20 @@ at::Tensor parallel_linear(const at::Tensor& x, const at::Tensor& weight,
 }
 
 at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight,
-                              const ParallelStyle& style, comm::Group& group) {
-  const int64_t first = group.rank() * weight.size(0);
-  const at::Tensor here =
-      ids.ge(first).logical_and(ids.lt(first + weight.size(0)));
+                              const ParallelStyle& style, comm::Group& group,
+                              int64_t padding_idx) {
+  const int64_t entries = weight.size(0);
+  const int64_t first = group.rank() * entries;
+  const auto between = [&](int64_t begin, int64_t end) {
+    return ids.ge(begin).logical_and_(ids.lt(end));
+  };
+  const at::Tensor here = between(first, first + entries);
+  const at::Tensor elsewhere =
+      between(0, entries * group.size()).logical_and_(~here);
+  const bool pads = padding_idx >= first && padding_idx < first + entries;
   const at::Tensor rows =
-      at::embedding(weight, (ids - first).masked_fill(~here, 0));
+      at::embedding(weight, (ids - first).masked_fill_(elsewhere, 0),
+                    pads ? padding_idx - first : -1);
   return sum_of(rows * here.unsqueeze(-1).to(rows.scalar_type()), style, group);
 }
 

@@ -74,8 +74,11 @@ at::Tensor parallel_linear(const at::Tensor& x, const at::Tensor& weight,
                            comm::Group& group);
 
 // `weight`: this rank's entries of a vocabulary of as many on every rank.
+// padding_idx, of the whole vocabulary: an entry without a gradient; -1: none.
+// An id beyond the vocabulary is refused as LibTorch does.
 at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight,
-                              const ParallelStyle& style, comm::Group& group);
+                              const ParallelStyle& style, comm::Group& group,
+                              int64_t padding_idx = -1);
 
 namespace wrappers {
 

@@ -11,6 +11,7 @@
 #include "tessera/comm/autograd.h"
 #include "tessera/core/error.h"
 #include "tessera/wrappers/detail/heard_memory.h"
+#include "tessera/wrappers/detail/heard_products.h"
 #include "tessera/wrappers/detail/module_units.h"
 #include "tessera/wrappers/detail/same_parameters.h"
 #include "tessera/wrappers/detail/shares.h"
@@ -59,6 +60,10 @@ std::vector<std::string> experts_apart(const Module& module,
     if (here->ranks() > 1 && !cuts_experts) found.push_back(item.key());
   }
   return found;
+}
+
+at::Tensor tensor_at(at::ArrayRef<c10::IValue> arguments, size_t i) {
+  return arguments[i].isTensor() ? arguments[i].toTensor() : at::Tensor();
 }
 
 bool is_within(const std::string& name, const std::string& outer) {
@@ -112,13 +117,24 @@ struct Parallelized::Impl : wrappers::Substitute {
   struct Part {
     std::string name;
     ParallelStyle style;
-    at::Tensor weight = {};  // of a linear: this rank's share
-    at::Tensor bias = {};    // as it is here
+    at::Tensor weight = {};    // of a linear: this rank's share
+    at::Tensor bias = {};      // as it is here
+    int64_t padding_idx = -1;  // of an Embedding: an entry of all, or none
+
+    bool is_linear() const {
+      return style.kind == Kind::kColumn || style.kind == Kind::kRow;
+    }
+    bool is_weight(const at::Tensor& tensor) const;
+    bool is_weight_transposed(const at::Tensor& tensor) const;
+    bool is_bias(const at::Tensor& tensor) const;
   };
   const comm::Group& group() const override { return tp; }
   void sum_gradients(torch::jit::Stack* stack, size_t count);
   at::Tensor computed(const std::string& op,
                       at::ArrayRef<c10::IValue> arguments, const Part& part);
+  at::Tensor rows_of(at::ArrayRef<c10::IValue> arguments, const Part& part);
+  bool is_of_forward(const std::string& op, at::ArrayRef<c10::IValue> arguments,
+                     const Part& part) const;
   at::Tensor bias_behind(const at::Tensor& bias, const ParallelStyle& style);
 
   comm::Group& tp;
@@ -166,6 +182,16 @@ void Parallelized::Impl::add(const std::string& name, Module& module,
                     module.name(),
                     ", and the style vocabulary is for an "
                     "Embedding.");
+    auto& options = embedding->options;
+    TS_CHECK_CONFIG(
+        !options.scale_grad_by_freq() && !options.max_norm() &&
+            !options.sparse(),
+        "parallelize: \"", name,
+        "\" has scale_grad_by_freq, max_norm or sparse, which no rank can do "
+        "for its share of the entries alone. Leave it out of the plan.");
+    // Embedding itself would look for it among the entries that are here.
+    parts.back().padding_idx = options.padding_idx().value_or(-1);
+    options.padding_idx(std::nullopt);
     return cut(name + ".weight", embedding->weight, style.weight_dim(), tag);
   }
   auto* const linear = module.as<torch::nn::LinearImpl>();
@@ -210,8 +236,8 @@ bool Parallelized::Impl::run(const c10::OperatorHandle& op,
     stack->emplace_back(y);
     return true;
   }
-  TS_CHECK(!at::GradMode::is_enabled(), "parallelize: \"", part.name,
-           "\" computes ", name,
+  TS_CHECK(!at::GradMode::is_enabled() && !is_of_forward(name, arguments, part),
+           "parallelize: \"", part.name, "\" computes ", name,
            " with a parameter of which this rank has a share. What is shared "
            "out is for the products of Linear and for Embedding alone: leave "
            "it out of the plan, or write the module with ColumnParallelLinear "
@@ -232,51 +258,81 @@ void Parallelized::Impl::sum_gradients(torch::jit::Stack* stack, size_t count) {
   }
 }
 
+// By shape too: a row and a column lie alike. A transposed share that is taken
+// for the share is one of something else.
+bool Parallelized::Impl::Part::is_weight(const at::Tensor& tensor) const {
+  return tensor.defined() && tensor.is_alias_of(weight) &&
+         tensor.is_contiguous() && tensor.sizes() == weight.sizes();
+}
+
+bool Parallelized::Impl::Part::is_weight_transposed(
+    const at::Tensor& tensor) const {
+  return tensor.defined() && tensor.dim() == 2 && is_weight(tensor.t());
+}
+
+bool Parallelized::Impl::Part::is_bias(const at::Tensor& tensor) const {
+  return bias.defined() && tensor.defined() && tensor.is_alias_of(bias) &&
+         tensor.sizes() == bias.sizes();
+}
+
 // What Linear and Embedding call, as they call it; undefined: something else.
 at::Tensor Parallelized::Impl::computed(const std::string& op,
                                         at::ArrayRef<c10::IValue> arguments,
                                         const Part& part) {
-  const auto tensor = [&](size_t i) {
-    return arguments[i].isTensor() ? arguments[i].toTensor() : at::Tensor();
-  };
+  // More of them: the form that writes into a tensor that it is given.
+  const size_t count = arguments.size();
+  if (!part.is_linear()) {
+    return op == "aten::embedding" && count == 5 ? rows_of(arguments, part)
+                                                 : at::Tensor();
+  }
+  const auto tensor = [&](size_t i) { return tensor_at(arguments, i); };
   const auto linear = [&](const at::Tensor& x, const at::Tensor& weight,
                           const at::Tensor& bias) {
     return parallel_linear(x, weight, bias, part.style, tp);
   };
-  const bool is_linear =
-      part.style.kind == Kind::kColumn || part.style.kind == Kind::kRow;
-  if (op == "aten::embedding" && !is_linear) {
-    return parallel_embedding(tensor(1), tensor(0), part.style, tp);
-  }
-  if (!is_linear) return {};
-  // By shape too: a row and a column lie alike. A transposed share that is
-  // taken for the share is one of something else.
-  const auto is_share = [&](const at::Tensor& weight) {
-    return weight.is_alias_of(part.weight) && weight.is_contiguous() &&
-           weight.sizes() == part.weight.sizes();
-  };
-  const auto is_transposed = [&](const at::Tensor& weight) {
-    return weight.dim() == 2 && is_share(weight.t());
-  };
-  if (op == "aten::linear" && is_share(tensor(1))) {
+  if (op == "aten::linear" && count == 3 && part.is_weight(tensor(1))) {
     return linear(tensor(0), tensor(1), tensor(2));
   }
-  if ((op == "aten::matmul" || op == "aten::mm") && is_transposed(tensor(1))) {
+  if ((op == "aten::matmul" || op == "aten::mm") && count == 2 &&
+      part.is_weight_transposed(tensor(1))) {
     return linear(tensor(0), tensor(1).t(), {});
   }
-  if (op == "aten::addmm" && is_transposed(tensor(2))) {
+  if (op == "aten::addmm" && count == 5 &&
+      part.is_weight_transposed(tensor(2)) && part.is_bias(tensor(0)) &&
+      wrappers::is_one(arguments[3]) && wrappers::is_one(arguments[4])) {
     return linear(tensor(1), tensor(2).t(), tensor(0));
   }
   // Behind a product; an optimizer's updates are other sums.
-  const bool is_bias = op == "aten::add_" && part.bias.defined() &&
-                       tensor(1).is_alias_of(part.bias) &&
-                       !tensor(0).is_alias_of(part.bias) &&
-                       tensor(1).sizes() == part.bias.sizes() &&
-                       arguments[2].toScalar().equal(1);
-  if (is_bias) {
+  if (op == "aten::add_" && part.is_bias(tensor(1)) &&
+      !tensor(0).is_alias_of(part.bias) && wrappers::is_one(arguments[2])) {
     return at::Tensor(tensor(0)).add_(bias_behind(tensor(1), part.style));
   }
   return {};
+}
+
+// Wrong with a share also where no gradient is recorded.
+bool Parallelized::Impl::is_of_forward(const std::string& op,
+                                       at::ArrayRef<c10::IValue> arguments,
+                                       const Part& part) const {
+  if (!part.is_linear()) return op.starts_with("aten::embedding");
+  const bool is_product = op == "aten::linear" || op == "aten::matmul" ||
+                          op == "aten::mm" || op == "aten::addmm";
+  return is_product &&
+         std::ranges::any_of(arguments, [&](const c10::IValue& argument) {
+           return argument.isTensor() &&
+                  (part.is_weight(argument.toTensor()) ||
+                   part.is_weight_transposed(argument.toTensor()));
+         });
+}
+
+// Of aten::embedding's arguments.
+at::Tensor Parallelized::Impl::rows_of(at::ArrayRef<c10::IValue> arguments,
+                                       const Part& part) {
+  const bool scales = arguments[3].toBool(), is_sparse = arguments[4].toBool();
+  if (scales || is_sparse) return {};
+  const int64_t padding_idx = std::max(arguments[2].toInt(), part.padding_idx);
+  return parallel_embedding(arguments[1].toTensor(), arguments[0].toTensor(),
+                            part.style, tp, padding_idx);
 }
 
 // As it is added to what a product gave.

@@ -14,15 +14,18 @@
 //          computes it alike. On a mesh with pp each rank gives the module of
 //          its stage, and a line may name what another stage has.
 // Module:  is not changed but for its weights, of which each rank keeps its
-//          share: where its code multiplies by one, or looks up rows, what
+//          share, and an Embedding's option padding_idx, which the plan takes
+//          over: where its code multiplies by one, or looks up rows, what
 //          parallel_linear.h says is computed instead. It sees the width that
 //          a layout gives it: heads are counted from the tensors' sizes.
 // Comm:    at construction a broadcast, over tp, of its first rank's values;
 //          with pp an all_reduce of a number a line, over all ranks;
 //          then parallel_linear.h's, along tp.
 // Errors:  a line that names no module, or one of another kind; two lines for
-//          one module; features that do not divide; and, while gradients are
-//          recorded, any other operator on a weight that is shared out.
+//          one module; features that do not divide; an Embedding with
+//          scale_grad_by_freq, max_norm or sparse; any other product with a
+//          weight that is shared out; and, while gradients are recorded, any
+//          other operator on it.
 // Limits:  no weight that several modules share. Shares that got other memory,
 //          by torch::load() or to(), are not known any more: wrappers/load.h
 //          reads into what they have. Call it before

@@ -354,6 +354,96 @@ TEST(Parallelize, RefusesWhatWouldBeWrong) {
                         "which this rank has a share"));
 }
 
+TEST(Parallelize, OtherProductsAreRefused) {
+  using ::testing::HasSubstr;
+  const auto x = at::ones({2, kWidth}, at::kDouble);
+  const auto of_up = [&](const std::function<void(const nn::Linear&)>& use) {
+    return error_of(
+        plan(), [&](Gpt& gpt) { use(gpt->blocks[0]->as<BlockImpl>()->up); });
+  };
+  // Scaled, or added to what is no bias.
+  EXPECT_THAT(of_up([&](const nn::Linear& up) {
+                at::addmm(up->bias, x, up->weight.t(), 1, 0.5);
+              }),
+              HasSubstr("\"blocks.0.up\" computes aten::addmm"));
+  for (const bool records : {true, false}) {
+    EXPECT_THAT(of_up([&](const nn::Linear& up) {
+                  const at::AutoGradMode mode(records);
+                  at::addmm(at::ones({2, 12}, at::kDouble), x, up->weight.t());
+                }),
+                HasSubstr("\"blocks.0.up\" computes aten::addmm"));
+  }
+  EXPECT_THAT(of_up([&](const nn::Linear& up) {
+                const at::NoGradGuard no_grad;
+                at::Tensor y = at::empty({2, 12}, at::kDouble);
+                at::mm_out(y, x, up->weight.t());
+              }),
+              HasSubstr("\"blocks.0.up\" computes aten::mm"));
+  EXPECT_EQ(of_up([&](const nn::Linear& up) {
+              at::addmm(up->bias, x, up->weight.t());
+            }),
+            "");
+}
+
+constexpr int64_t kIds = 12;
+
+nn::Embedding embedding(const nn::EmbeddingOptions& options) {
+  nn::Embedding made(options);
+  made->to(at::kDouble);
+  const at::NoGradGuard no_grad;
+  made->weight.copy_(at::arange(kIds * 3, at::kDouble).sin().view({kIds, 3}));
+  return made;
+}
+
+std::string error_of_embedding(const nn::EmbeddingOptions& options,
+                               int64_t id = 0) {
+  return testing::failure_of_ranks(2, [&](comm::Communicator& ranks) {
+    nn::Sequential net(embedding(options));
+    const auto parallel = parallelize(*net, mesh::DeviceMesh({.tp = 2}, 2),
+                                      ranks, {{"0", Style::vocabulary()}});
+    net->forward(at::full({1}, id, at::kLong));
+  });
+}
+
+// Of the first entries, the last ones, and those between.
+TEST(Parallelize, AnEntryThatPadsHasNoGradient) {
+  const auto ids = at::arange(2 * kIds).remainder(kIds).view({2, kIds});
+  for (const int64_t padding : {0, 5, 11, -1, -12}) {
+    SCOPED_TRACE(padding);
+    const auto options = nn::EmbeddingOptions(kIds, 3).padding_idx(padding);
+    auto alone = embedding(options);
+    alone->forward(ids).pow(2).sum().backward();
+    comm::run_threads(4, "shm", [&](comm::Communicator& ranks) {
+      auto mine = embedding(options);
+      nn::Sequential net(mine);
+      const auto parallel = parallelize(*net, mesh::DeviceMesh({.tp = 4}, 4),
+                                        ranks, {{"0", Style::vocabulary()}});
+      const at::Tensor y = net->forward(ids);
+      expect_equal(y.detach(), alone->forward(ids).detach(), "y");
+      y.pow(2).sum().backward();
+      expect_equal(mine->weight.grad(),
+                   alone->weight.grad().chunk(4)[ranks.rank()], "dw");
+    });
+  }
+}
+
+TEST(Parallelize, EmbeddingsThatNoShareCanBeAreRefused) {
+  using ::testing::HasSubstr;
+  const nn::EmbeddingOptions plain(kIds, 3);
+  const auto refused = HasSubstr("\"0\" has scale_grad_by_freq, max_norm");
+  EXPECT_THAT(
+      error_of_embedding(nn::EmbeddingOptions(plain).scale_grad_by_freq(true)),
+      refused);
+  EXPECT_THAT(error_of_embedding(nn::EmbeddingOptions(plain).max_norm(1.0)),
+              refused);
+  EXPECT_THAT(error_of_embedding(nn::EmbeddingOptions(plain).sparse(true)),
+              refused);
+  EXPECT_EQ(error_of_embedding(plain, kIds - 1), "");
+  for (const int64_t id : {int64_t{-1}, kIds}) {
+    EXPECT_THAT(error_of_embedding(plain, id), HasSubstr("index out of range"));
+  }
+}
+
 // A weight of one row lies as one of one column does.
 TEST(Parallelize, SharesMayBeOfOneFeature) {
   const mesh::DeviceMesh mesh({.tp = 2}, 2);

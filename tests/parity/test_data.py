@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import resource
+import shutil
 import struct
 import subprocess
 
@@ -149,6 +150,36 @@ def test_what_a_refused_or_killed_run_left_is_not_trained_with(program, tmp_path
     (folder / "run" / "tokenizer.json").write_text(json.dumps(left))  # of a run that was killed before it saved
     train(program, path, f"--run.dir={folder}")
     assert (folder / "run" / "tokenizer.json").read_text() == learned
+
+
+def test_what_lies_beside_a_tokenizer_goes_with_it(program, tessera, tmp_path):
+    """Its template, and the end of text that tokenizer_config.json alone names."""
+    (tmp_path / "a.jsonl").write_text(as_lines(records()))
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    tessera("tokenize", "train", "--vocab-size", 280, "--output", theirs / "tokenizer.json", "--input",
+            tmp_path / "a.jsonl")
+    (theirs / "tokenizer.json").write_text((theirs / "tokenizer.json").read_text().replace(END, "<over>"))
+    beside = {"tokenizer_config.json": json.dumps({"eos_token": "<over>"}), "chat_template.jinja": "{{ 1 }}"}
+    for name, text in beside.items():
+        (theirs / name).write_text(text)
+    path = run_json(tmp_path, str(tmp_path / "a.jsonl"))
+
+    def kept(name):
+        return {file: (tmp_path / name / file).read_text() for file in beside if (tmp_path / name / file).exists()}
+
+    train(program, path, f"--data.tokenizer={theirs / 'tokenizer.json'}", "--checkpoint.every=3")
+    assert kept("run") == beside
+    # Who goes on elsewhere reads the same tokens at every start.
+    from_there = [f"--resume={tmp_path}/run/checkpoints/step-3", "--run.name=other", "--checkpoint.every=3"]
+    train(program, path, *from_there, "--run.steps=6")
+    assert kept("other") == beside
+    again = train(program, path, *from_there[1:], "--run.steps=9").stderr
+    assert "resumed after step 6" in again and "tokenized" not in again and "the data is not" not in again, again
+    # A run of that name that begins anew, with a tokenizer of its own.
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    train(program, path)
+    assert kept("run") == {}
 
 
 def test_parquet_is_refused_with_a_way_out(program, tmp_path):

@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -95,6 +96,12 @@ void check_options(const CommunicatorOptions& options,
         options.store || options.world_size == 1 || backend == "fake",
         "a world of ", options.world_size,
         " ranks needs a store in which they find each other.");
+    TS_CHECK_CONFIG(options.hosts.empty() ||
+                        std::ssize(options.hosts) == options.world_size,
+                    "hosts: ", options.hosts.size(), " are named, and ",
+                    options.world_size,
+                    " ranks have one each. Leave them out, and ranks say where "
+                    "they are.");
     return;
   }
   TS_CHECK_CONFIG(false, "comm.backend=", backend,
@@ -112,10 +119,10 @@ class BackendCommunicator : public FailableCommunicator {
       : options_(options),
         backend_(resolve_backend(options)),
         exceptions_(std::uncaught_exceptions()),
-        name_(backend_),
-        selection_(options.algorithm) {
+        name_(backend_) {
     if (options_.store) store_ = own_part_of(*options_.store);
     try {
+      selection_.emplace(options.algorithm);
       if (options_.backend == kNccl) {
         check_nccl(nccl::is_built(), nccl::against_devices(options_.devices));
         // A rank that is alone goes over it too.
@@ -277,7 +284,7 @@ class BackendCommunicator : public FailableCommunicator {
 
   // What all ranks have to know of each other before they make groups.
   void meet() {
-    selection_.agree(Rendezvous(store_, ""), options_.rank, options_.timeout);
+    selection_->agree(Rendezvous(store_, ""), options_.rank, options_.timeout);
     hosts_ = options_.hosts;
     if (is_hierarchical(backend_) && hosts_.empty()) {
       hosts_ = exchange_hosts(Rendezvous(store_, "host/"), options_.rank,
@@ -396,7 +403,7 @@ class BackendCommunicator : public FailableCommunicator {
     }
     Connection direct = direct_connection_of(info, key);
     if (info.backend == "fake" || alone) return direct;
-    return selection_.apply(std::move(direct), info.backend);
+    return selection_->apply(std::move(direct), info.backend);
   }
 
   Connection hierarchical_of(const GroupInfo& info,
@@ -413,7 +420,7 @@ class BackendCommunicator : public FailableCommunicator {
         {.map = map,
          .inside = direct_connection_of(inside, host),
          .across = direct_connection_of(across, c10::str(key, "across/"))},
-        selection_.chooser(across.backend, map.num_hosts()));
+        selection_->chooser(across.backend, map.num_hosts()));
   }
 
   int64_t ranks_on_this_host() const {
@@ -461,7 +468,7 @@ class BackendCommunicator : public FailableCommunicator {
   const std::string backend_;  // of tensors of the CPU
   const int exceptions_;       // in flight when it was made
   std::string name_;
-  const algorithms::Selection selection_;
+  std::optional<algorithms::Selection> selection_;  // once it is made
   std::vector<std::string> hosts_;  // of all ranks, or empty: not needed
   c10::intrusive_ptr<c10d::Store> store_;
   std::map<std::pair<std::vector<int64_t>, std::string>, Group*> by_ranks_;

@@ -144,12 +144,15 @@ class GlooBackend : public c10d::Backend {
     check_summed(input);
     if (output.numel() == 0) return group_->barrier();
     Tensors whole{input.detach().clone()};
-    c10d::AllreduceOptions reduce_options;
-    reduce_options.reduceOp = options.reduceOp;
-    Pending work = allreduce(whole, reduce_options);
-    on_success(work, [output, whole = whole[0], rank = rank_] {
+    c10d::AllreduceOptions sum;
+    const bool mean = options.reduceOp.op_ == c10d::ReduceOp::AVG;
+    if (!mean) sum.reduceOp = options.reduceOp;
+    Pending work = allreduce(whole, sum);
+    // In one piece: of two that hang on a future either may come first.
+    on_success(work, [output, mean, whole = whole[0], rank = rank_, n = size_] {
       const int64_t count = output.numel();
       output.view(-1).copy_(whole.view(-1).narrow(0, rank * count, count));
+      if (mean) output.div_(n);
     });
     return work;
   }

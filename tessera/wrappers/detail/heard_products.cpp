@@ -44,9 +44,9 @@ bool goes_another_way(const at::Tensor& x, const at::Tensor& weight,
                                      x.scalar_type());
 }
 
-bool is_one(const c10::IValue& scalar) { return scalar.toScalar().equal(1); }
-
 }  // namespace
+
+bool is_one(const c10::IValue& scalar) { return scalar.toScalar().equal(1); }
 
 bool run_product(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string_view name = op.schema().name();

@@ -13,6 +13,9 @@ namespace tessera::wrappers {
 // alone and returns false.
 bool run_product(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+// An operator's argument, as addmm's beta and alpha.
+bool is_one(const c10::IValue& scalar);
+
 // at::linear(), by the same choice. bias may be undefined.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                   const at::Tensor& bias = {});
