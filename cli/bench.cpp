@@ -43,6 +43,9 @@ class BenchCommand {
     TS_CHECK_USAGE(!is_rank || flags_.nproc == 0 || place.source == "tessera",
                    "--nproc starts ranks, but ", place.source,
                    " has started them already. Leave --nproc out.");
+    TS_CHECK_USAGE(!is_rank || flags_.ranks != "threads",
+                   "--ranks threads: ", place.source,
+                   " has started ranks, which are processes. Leave it out.");
     const int64_t wanted = flags_.nproc > 0 ? flags_.nproc : kDefaultBenchRanks;
     const int64_t ranks = is_rank ? place.world_size : wanted;
     TS_CHECK_USAGE(ranks > 1, "one rank has nobody to talk to. Start two.");

@@ -95,7 +95,12 @@ engine::PlanCosts costs_of(const DrawFlags& flags,
   TS_CHECK_USAGE(flags.links.empty() || in_seconds,
                  "--link is in seconds, and what stages take is not. Give a "
                  "--device, or the --trace of a run.");
-  for (const auto& each : flags.links) costs.links.insert(link_of(each));
+  for (const auto& each : flags.links) {
+    const auto [at, is_new] = costs.links.insert(link_of(each));
+    TS_CHECK_USAGE(is_new, "--link ", each, ": this axis has one already (",
+                   at->first.empty() ? "that of all" : at->first,
+                   "). Leave one of them out.");
+  }
   return costs;
 }
 

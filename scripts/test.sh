@@ -65,9 +65,9 @@ fi
 
 step rooms room_check
 step format format_check
-step fast tests_labelled fast 4
+step fast tests_labelled fast 5
 if [[ -z $fast ]]; then
-  step slow tests_labelled slow
+  step slow tests_labelled slow 4
   step examples tests_labelled example
   step bench-smoke tests_labelled bench
   step parity parity

@@ -55,13 +55,17 @@ int64_t border_between(int64_t smaller, int64_t larger) {
 }
 
 // The rows of one operation on one backend, in the order of their sizes.
-std::vector<TuningEntry> entries_of(const std::vector<const Row*>& rows,
+std::vector<TuningEntry> entries_of(std::vector<const Row*> rows,
                                     const std::string& backend, int64_t hosts) {
   std::vector<TuningEntry> entries;
   int64_t border = 0;
   const auto bytes_of = [&](const Row& row) {
     return has_forms(row) ? row.bytes / hosts : row.bytes;
   };
+  // Sizes below an element a rank are all that of one: the first counts.
+  const auto again = std::ranges::unique(
+      rows, {}, [&](const Row* row) { return bytes_of(*row); });
+  rows.erase(again.begin(), again.end());
   for (size_t i = 0; i < rows.size(); ++i) {
     const Row& row = *rows[i];
     TuningEntry entry{.verb = *verb_of(row.what.operation),

@@ -53,6 +53,23 @@ TEST(BenchTune, TheFastestOfEachRange) {
             table.entries());
 }
 
+// As sizes below one element a rank are.
+TEST(BenchTune, RowsOfOneSizeAreOne) {
+  const auto timed = [](int64_t bytes, double ring, double tree) {
+    return row(Operation::kAllReduce, bytes,
+               {cell("gloo", "auto", 100), cell("gloo", "ring", ring),
+                cell("gloo", "tree", tree)});
+  };
+  const TuningTable table =
+      tuning_table({timed(16, 50, 90), timed(16, 90, 50), timed(16, 100, 100),
+                    timed(64, 90, 50)},
+                   "a machine");
+  EXPECT_EQ(chosen(table, 16), Algorithm::kRing);
+  EXPECT_EQ(chosen(table, 64), Algorithm::kTree);
+  EXPECT_EQ(TuningTable::parse(table.to_json(), "t").entries(),
+            table.entries());
+}
+
 TEST(BenchTune, NoiseAndWrongResultsChangeNothing) {
   Row close = row(Operation::kAllReduce, 1024,
                   {cell("gloo", "auto", 100), cell("gloo", "ring", 96)});

@@ -232,6 +232,36 @@ TEST(DeepSpeed, Optimizers) {
   EXPECT_EQ(muon.eps, 1e-10);
 }
 
+// Each of the two groups takes its own rate, else lr, else its own default.
+TEST(DeepSpeed, RatesOfMuon) {
+  struct Rates {
+    std::string params;
+    double muon, adamw;
+    std::string scheduler = "";
+  };
+  const std::string warmup =
+      R"(, "scheduler": {"type": "WarmupLR", "params": )";
+  for (const Rates& each : {
+           Rates{"", 0.02, 3e-4},
+           Rates{R"("lr": 0.5)", 0.5, 0.5},
+           Rates{R"("lr": 0.5, "muon_lr": 0.25)", 0.25, 0.5},
+           Rates{R"("muon_lr": 0.25)", 0.25, 3e-4},
+           Rates{R"("adam_lr": 0.125)", 0.02, 0.125},
+           Rates{R"("lr": 0.5, "adam_lr": 0.125)", 0.5, 0.125, warmup + "{}}"},
+           Rates{R"("lr": 0.5, "adam_lr": 0.125)", 0.25, 0.25,
+                 warmup + R"({"warmup_max_lr": 0.25}})"},
+       }) {
+    const auto found =
+        translated(R"({"optimizer": {"type": "Muon", "params": {)" +
+                   each.params + "}}" + each.scheduler + "}")
+            .config.optimizer;
+    EXPECT_EQ(found.lr, each.muon) << each.params;
+    const double adamw =
+        found.muon.adamw_lr > 0 ? found.muon.adamw_lr : found.lr;
+    EXPECT_EQ(adamw, each.adamw) << each.params;
+  }
+}
+
 TEST(DeepSpeed, Schedulers) {
   const auto run = R"({"optimizer": {"lr": 0.5}, "run": {"steps": 20}})";
   const auto warmup = translated(
@@ -428,6 +458,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{R"({"train_batch_size": 2.5})",
                 "ds:1:22: train_batch_size: expected a whole number of 64 "
                 "bits, or \"auto\", got 2.5."},
+        Refused{R"({"gradient_accumulation_steps": 4611686018427387904})",
+                "ds:1:33: gradient_accumulation_steps is 4611686018427387904: "
+                "it must be at most 1000000000."},
         Refused{R"({"zero_optimization": true})",
                 "ds:1:23: zero_optimization: expected an object, got true."},
         Refused{R"({"zero_optimization": {"overlap_comm": "yes"}})",

@@ -12,7 +12,7 @@
 namespace tessera::engine {
 namespace {
 
-RunConfig run_of(int64_t pp, const char* family) {
+RunConfig run_of(int64_t pp, const char* family, int64_t lora_rank = 0) {
   RunConfig config;
   config.data.train = {"random tokens"};
   config.data.seq_len = 16;
@@ -22,6 +22,10 @@ RunConfig run_of(int64_t pp, const char* family) {
   config.model.heads = 4;
   config.model.vocab = 96;
   if (config.model.family == "mixtral") config.model.moe.experts = 4;
+  if (lora_rank > 0) {
+    config.model.lora.rank = lora_rank;
+    config.model.lora.targets = {"*.attention.*"};
+  }
   config.mesh.pp = pp;
   config.batch.micro = 2;
   config.batch.global = 6;
@@ -66,11 +70,14 @@ Found found_of(const RunConfig& config, int64_t rank) {
 TEST(ProductFloor, HasTheProductsOfTheFacts) {
   for (const char* family : {"llama", "gpt2", "mixtral"}) {
     for (const int64_t pp : {1, 2}) {
-      const RunConfig config = run_of(pp, family);
-      for (int64_t rank = 0; rank < pp; ++rank) {
-        const Found found = found_of(config, rank);
-        EXPECT_GT(found.products, 0);
-        EXPECT_DOUBLE_EQ(found.products, found.facts) << family << " " << rank;
+      for (const int64_t lora_rank : {0, 4}) {
+        const RunConfig config = run_of(pp, family, lora_rank);
+        for (int64_t rank = 0; rank < pp; ++rank) {
+          const Found found = found_of(config, rank);
+          EXPECT_GT(found.products, 0);
+          EXPECT_DOUBLE_EQ(found.products, found.facts)
+              << family << " " << rank << ", adapters of " << lora_rank;
+        }
       }
     }
   }

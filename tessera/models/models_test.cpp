@@ -647,6 +647,26 @@ TEST(HuggingFaceConfigOf, MixtralWithSizesAlone) {
   EXPECT_EQ(config.kv_heads, 8);
 }
 
+TEST(HuggingFaceConfigOf, QwenWithSizesAlone) {
+  const auto read = [](const std::string& family, const std::string& more) {
+    return parse_hugging_face_config(
+               R"({"model_type": ")" + family +
+                   R"(", "vocab_size": 50, "hidden_size": 128,
+                   "num_hidden_layers": 2, "num_attention_heads": 64,
+                   "intermediate_size": 4, "max_position_embeddings": 32)" +
+                   more + "}",
+               "config.json")
+        .model;
+  };
+  const ModelConfig config = read("qwen3", "");
+  EXPECT_EQ(config.head_dim, 128);
+  EXPECT_EQ(config.kv_heads, 32);
+  EXPECT_EQ(read("qwen2", R"(, "num_key_value_heads": 4)").kv_heads, 4);
+  EXPECT_EQ(read("qwen2", "").head_dim, 2);
+  // As many as heads.
+  EXPECT_EQ(read("qwen3", R"(, "num_key_value_heads": null)").kv_heads, 64);
+}
+
 TEST(HuggingFaceConfigOf, AnEmptyScalingIsNone) {
   const ModelConfig config =
       parse_hugging_face_config(

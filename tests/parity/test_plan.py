@@ -210,6 +210,7 @@ def test_few_microbatches_are_told(program, folder):
     (["--draw", "--times", "1,1,1", "--device", "1"], 2, ["--times and --device"]),
     (["--draw", "--link", "1,1"], 2, ["--link is in seconds"]),
     (["--draw", "--device", "1", "--link", "qp=1,1"], 2, ["no axis qp"]),
+    (["--draw", "--device", "1", "--link", "tp=1,1", "--link", "tp=2,1"], 2, ["tp=2,1: this axis has one already"]),
     (["--draw", "--trace", "nowhere"], 74, ["nowhere", "monitor.trace"]),
     (["--draw", "--svg", "nowhere/step.svg"], 74, ["there is no folder"]),
     (["--draw", "--world", "0"], 2, ["--world"]),

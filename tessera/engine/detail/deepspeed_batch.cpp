@@ -1,4 +1,6 @@
 // The batch of DeepSpeed's file: three numbers of which two give the third.
+#include <c10/util/safe_numerics.h>
+
 #include <algorithm>
 #include <optional>
 
@@ -8,6 +10,8 @@
 
 namespace tessera::engine::detail {
 namespace {
+
+constexpr int64_t kMost = 1'000'000'000;
 
 struct Number {
   std::optional<int64_t> value = {};
@@ -50,7 +54,7 @@ class Equation {
   }
 
   std::vector<DeepSpeedSetting> solved() const {
-    const int64_t known = degree_ * micro_.or_one() * steps_.or_one();
+    const int64_t known = product_of_known();
     if (!batch_.value) {
       return {set("batch.global", known,
                   "train_micro_batch_size_per_gpu x " + factors())};
@@ -66,6 +70,17 @@ class Equation {
   }
 
  private:
+  int64_t product_of_known() const {
+    int64_t known = degree_;
+    const bool is_beyond = c10::mul_overflows(known, micro_.or_one(), &known) ||
+                           c10::mul_overflows(known, steps_.or_one(), &known);
+    TS_CHECK_CONFIG(!is_beyond, "batch: ", degree_, " x ", micro_.text(), " x ",
+                    steps_.text(), " samples are more than can be counted. ",
+                    steps_.described("gradient_accumulation_steps"), ", ",
+                    micro_.described("train_micro_batch_size_per_gpu"), ".");
+    return known;
+  }
+
   DeepSpeedSetting set(const char* key, int64_t value,
                        const std::string& how) const {
     return {.key = key, .value = value, .origin = source_ + ": " + how};
@@ -140,6 +155,8 @@ std::vector<DeepSpeedSetting> batch_settings(const DeepSpeedValues& values,
     says |= given != nullptr;
     TS_CHECK_CONFIG(!given || given->value >= 1, given->origin, " is ",
                     given->value.dump(), ": it must be at least 1.");
+    TS_CHECK_CONFIG(!given || given->value <= kMost, given->origin, " is ",
+                    given->value.dump(), ": it must be at most ", kMost, ".");
   }
   if (!says) return {};
   return Equation(values, config, origins, world_size).solved();

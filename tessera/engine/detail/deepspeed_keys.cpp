@@ -131,7 +131,7 @@ void add_optimizer(List& keys) {
             "`optimizer.momentum` of SGD, `optimizer.muon.momentum` of Muon")
       .part("muon_lr", kNumber, "`optimizer.lr` of Muon, over lr")
       .part("adam_lr", kNumber,
-            "`optimizer.muon.adamw_lr`, of all but hidden matrices")
+            "`optimizer.muon.adamw_lr`, of all but hidden matrices, over lr")
       .idle("ns_method", kWord, kSameFormula)
       .part("adam_w_mode", kFlag,
             "`optimizer.type` of Adam: adamw (true, as without it) or adam")

@@ -9,6 +9,7 @@ namespace tessera::engine::detail {
 namespace {
 
 constexpr double kLr = 1e-3;  // of DeepSpeed's optimizers, and warmup_max_lr
+constexpr double kLrOfMuon = 0.02, kLrBesideMuon = 3e-4;  // MuonWithAuxAdam's
 
 class Translation {
  public:
@@ -114,9 +115,22 @@ class Translation {
     }
     // Warm-ups to a rate of their own set all rates alike.
     const std::string schedule = type_of("scheduler");
-    const bool scales = schedule.empty() || schedule == "WarmupCosineLR";
-    if (const auto* lr = values_.find(params + "adam_lr"); lr && scales) {
-      set("optimizer.muon.adamw_lr", lr->value, lr->origin);
+    const std::string warmup = "scheduler.params.warmup_";
+    const bool has_max = values_.find(warmup + "max_lr") != nullptr;
+    const bool scales = schedule.empty() || schedule == "WarmupCosineLR" ||
+                        (schedule == "WarmupLR" && !has_max);
+    if (scales) {
+      const auto* lr = values_.find(params + "adam_lr");
+      if (lr == nullptr) lr = values_.find(params + "lr");
+      if (lr != nullptr) {
+        set("optimizer.muon.adamw_lr", lr->value, lr->origin);
+      } else if (!values_.is_auto(params + "lr")) {
+        if_open(params + "adam_lr", "optimizer.muon.adamw_lr", kLrBesideMuon);
+      }
+      const auto* min = values_.find(warmup + "min_lr");
+      TS_CHECK_CONFIG(!min || min->value == Json(0.0), min->origin,
+                      ": the two rates of Muon would warm up from it each in "
+                      "its own way. Leave it out, or give warmup_max_lr.");
     }
     for (const char* rate : {"muon_lr", "adam_lr"}) {
       if (scales || values_.find(params + rate) == nullptr) continue;
@@ -142,7 +156,8 @@ class Translation {
     if (const auto* given = values_.find(name)) {
       set("optimizer.lr", given->value, given->origin);
     } else if (has) {
-      if_open(name, "optimizer.lr", kLr);
+      const bool is_muon = type_of("optimizer") == "Muon";
+      if_open(name, "optimizer.lr", is_muon ? kLrOfMuon : kLr);
     }
   }
 

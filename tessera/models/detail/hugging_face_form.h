@@ -124,6 +124,8 @@ struct LlamaKeys {
   int64_t default_window = 0;  // where sliding_window is not said; 0: none
   int64_t window_pattern = 0;  // as that of sliding_window_pattern; 0: no key
   double default_theta = 10000;
+  // Where the key is not there; 0, and where it is null: of `heads`.
+  int64_t default_kv_heads = 0, default_head_dim = 0;
 };
 void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys);
 Json llama_json(const ModelConfig& model);

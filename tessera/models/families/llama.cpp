@@ -139,21 +139,24 @@ void read(const Reader& in, ModelConfig& model) {
 
 // Its biases are there whatever the key says.
 void read_qwen2(const Reader& in, ModelConfig& model) {
-  detail::read_llama(
-      in, model,
-      {.attention_bias = false, .default_window = detail::kUsualWindow});
+  detail::read_llama(in, model,
+                     {.attention_bias = false,
+                      .default_window = detail::kUsualWindow,
+                      .default_kv_heads = 32});
 }
 
 void read_qwen3(const Reader& in, ModelConfig& model) {
-  detail::read_llama(in, model, {.default_window = detail::kUsualWindow});
+  detail::read_llama(in, model,
+                     {.default_window = detail::kUsualWindow,
+                      .default_kv_heads = 32,
+                      .default_head_dim = 128});
 }
 
 void read_mistral(const Reader& in, ModelConfig& model) {
-  constexpr const char* kKvHeads = "num_key_value_heads";
-  detail::read_llama(
-      in, model,
-      {.window_switch = false, .default_window = detail::kUsualWindow});
-  if (!in.is_null(kKvHeads)) model.kv_heads = in.size(kKvHeads, 8);
+  detail::read_llama(in, model,
+                     {.window_switch = false,
+                      .default_window = detail::kUsualWindow,
+                      .default_kv_heads = 8});
 }
 
 Json write(const ModelConfig& model) {
@@ -213,8 +216,11 @@ void read_llama_sizes(const Reader& in, ModelConfig& model,
   model.layers = in.layers("num_hidden_layers");
   model.hidden = in.size("hidden_size");
   model.heads = in.size("num_attention_heads");
-  model.kv_heads = in.size("num_key_value_heads", 0);
-  model.head_dim = in.size("head_dim", 0);
+  const auto size_or = [&](const char* key, int64_t absent) {
+    return in.size(key, in.is_null(key) ? 0 : absent);
+  };
+  model.kv_heads = size_or("num_key_value_heads", keys.default_kv_heads);
+  model.head_dim = size_or("head_dim", keys.default_head_dim);
   model.ffn = in.size("intermediate_size");
   model.max_seq = in.size("max_position_embeddings");
   model.norm_eps = in.number("rms_norm_eps", 1e-6, 0, 1);

@@ -24,9 +24,9 @@ std::span<const TensorName> names() {
 }
 
 void read(const Reader& in, ModelConfig& model) {
-  constexpr const char* kKvHeads = "num_key_value_heads";
-  detail::read_llama(in, model, {.window_switch = false, .default_theta = 1e6});
-  if (!in.is_null(kKvHeads)) model.kv_heads = in.size(kKvHeads, 8);
+  detail::read_llama(
+      in, model,
+      {.window_switch = false, .default_theta = 1e6, .default_kv_heads = 8});
   model.norm_eps = in.number("rms_norm_eps", 1e-5, 0, 1);
   detail::read_experts(in, "num_local_experts", /*top_k=*/2, model);
   in.refuse_unless(in.number("router_jitter_noise", 0.0) == 0.0,

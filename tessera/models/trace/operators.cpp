@@ -162,7 +162,10 @@ Traced Operators::grouped_linear(const Traced& x, int64_t rows, int64_t in,
   tape_.forward_flops(product);
   for (int64_t e = 0; e < experts; ++e) {
     const int64_t own = (rows + e) / experts;  // which sum up to `rows`
-    tape_.products.push_back({.rows = own, .in = in, .out = out});
+    tape_.products.push_back({.rows = own,
+                              .in = in,
+                              .out = out,
+                              .weight_gradient = !tape_.is_frozen()});
   }
   const int64_t weights = experts * in * out;
   const int64_t own = (rows + experts - 1) / experts;

@@ -64,6 +64,7 @@ class Reader {
             "there are lines of ", stages_.size(), " stages, not ",
             shape_.stages);
     for (size_t stage = 0; stage < stages_.size(); ++stage) check_tasks(stage);
+    if (placement_ == Placement::kMirrored) check_replicas();
     check_order();
     return schedule();
   }
@@ -205,6 +206,14 @@ class Reader {
     require(found->second == chunk, "micro-batch ", microbatch,
             " goes through chunk ", chunk, ", elsewhere through chunk ",
             found->second);
+  }
+
+  // Each has gradients, of which their sum is made.
+  void check_replicas() const {
+    std::set<int64_t> used;
+    for (const auto& [microbatch, chunk] : replica_of_) used.insert(chunk);
+    require(used.size() == 2, "all micro-batches go through chunk ",
+            *used.begin(), ", and none through its mirror");
   }
 
   // Whether what a task needs was made: of its own stage's forward, a W of its

@@ -81,6 +81,10 @@ TEST_F(ScheduleFile, NamesLineAndRule) {
                  "1: placement is w");
   expect_refused("stages 3, chunks 2, microbatches 2, placement mirrored\n",
                  "1: mirrored stages");
+  expect_refused(
+      "stages 2, chunks 2, microbatches 2, placement mirrored\n"
+      "F0 B0 F1 B1\nF0 B0 F1 B1\n",
+      "3: all micro-batches go through chunk 0, and none through its mirror");
   expect_refused("stages 2, ranks 3, chunks 1, microbatches 2\n",
                  "1: \"ranks\" is not a schedule's. Every stage has as many");
   expect_refused(head + first, "3: there are lines of 1 stages, not 2");

@@ -57,7 +57,10 @@ Traced UnitTracer::gate(const Traced& tokens) const {
   const program::Flops product{.matmul = 2 * all * width};
   Tape& tape = ops_.tape();
   tape.forward_flops(product);
-  tape.products.push_back({.rows = n, .in = width, .out = experts});
+  tape.products.push_back({.rows = n,
+                           .in = width,
+                           .out = experts,
+                           .weight_gradient = !tape.is_frozen()});
   const Memory z = ops_.wides(all);
   {
     const Memory x = ops_.wides(n * width), w = ops_.wides(width * experts);
