@@ -77,10 +77,10 @@ class ModuleEngine {
   const std::string& config() const;
 
   // Parameters, buffers, optimizer and place, in FOLDER/step-N of so many
-  // updates (checkpoint.h), with a UTF-8 text of the user's own: all ranks call it
-  // with the same arguments, between updates. Loading: from FOLDER's newest
-  // good one, or from FOLDER where that is a step-N; on any number of ranks, in
-  // any stage. The text; none where FOLDER has no checkpoint.
+  // updates (checkpoint.h), with a text of the user's own, in UTF-8: every rank
+  // calls it with the same arguments, between updates. Loading: from FOLDER's
+  // newest good one, or from FOLDER where that is a step-N; on any number of
+  // ranks, in any stage. The text; none where FOLDER has no checkpoint.
   void save_checkpoint(const std::string& folder,
                        const std::string& client_state = "");
   std::optional<std::string> load_checkpoint(const std::string& folder);

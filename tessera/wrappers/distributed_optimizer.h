@@ -14,7 +14,7 @@
 // Missing: a gradient that some ranks lack counts as zero there; one that all
 //          lack stays undefined, and the optimizer passes over it.
 // Errors:  other parameters on another rank, or on a GPU; more backward passes
-//          than were announced; what the group's operations fail with, in step().
+//          than were announced; in step() also what the group fails with.
 // Threads: one calls it. Source: Sergeev and Del Balso 2018, arXiv 1802.05799.
 #pragma once
 
