@@ -39,13 +39,18 @@ constexpr Schedule kSchedules[] = {
 // is cut, of what each stage computes where they are equal. Stage s of time t_s
 // waits for the first micro-batch to come and for the last to go back:
 //   X >= m t_s + a P_s,   P_s = t_0 + ... + t_(s-1)
-// with a of what cannot wait: forward and inputs' gradients, two products of
-// three. All are equal for the least X: a T / (1 - (1 - a / m)^p), T = P_p.
-double least_of_1f1b(int64_t stages, double micro_batches) {
-  constexpr double kAtOnce = 2.0 / 3;
+// with a the part that cannot wait. All are equal for the least X:
+//   a T / (1 - (1 - a / m)^p),   T = P_p
+double least_of_1f1b(int64_t stages, double micro_batches, double at_once) {
   const auto p = static_cast<double>(stages);
-  const double a = kAtOnce / micro_batches;
+  const double a = at_once / micro_batches;
   return a * p / (1 - std::pow(1 - a, p));
+}
+
+// On CPUs gradients of weights may wait for others (nn/weight_queue.h), the
+// third of three products.
+double part_at_once(const Cluster& cluster) {
+  return cluster.device.kind == "cpu" ? 2.0 / 3 : 1;
 }
 
 class Layouts {
@@ -229,7 +234,9 @@ class Layouts {
           static_cast<double>(std::max<int64_t>(1, layout.chunks));
       layout.guess *= 1 + static_cast<double>(layout.pp - 1) / (chunks * count);
       // Chunks may be cut so that the first ones keep nobody waiting.
-      if (chunks == 1) layout.bound *= least_of_1f1b(layout.pp, count);
+      if (chunks == 1) {
+        layout.bound *= least_of_1f1b(layout.pp, count, part_at_once(cluster_));
+      }
     }
     const double whole = activations * static_cast<double>(layout.cp);
     const double held = parameters_ * element_bytes_ /
