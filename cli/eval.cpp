@@ -132,6 +132,8 @@ class EvalCommand {
                       return static_cast<int>(ExitCode::kOk);
                     },
                 .arguments = {argv, argv + argc}};
+    // The checkpoint that is the newest now, for all ranks.
+    replace_flag(job.arguments, "--model", source_.path);
     if (flags_.cache.empty()) {
       own_cache_ = std::make_unique<TemporaryFolder>("tessera-eval");
       flags_.cache = own_cache_->path().string();

@@ -14,6 +14,7 @@
 #include "cli/generated_text.h"
 #include "cli/model_folder.h"
 #include "cli/overrides.h"
+#include "cli/ranks.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
@@ -84,6 +85,17 @@ class GenerateCommand {
     const int64_t world_size = world_of(config_, flags_.ranks, place);
     engine::check_generation(config_, world_size);
     engine::complete_for_evaluation(config_, world_size);
+    // Ranks that are started with this command line take the checkpoint that
+    // was the newest here, and find what standard input had, once, in a file.
+    std::optional<TemporaryFolder> folder;
+    if (world_size > 1) {
+      replace_flag(arguments, "--model", source_.path);
+      if (flags_.prompt_file == "-") {
+        const std::string file = folder.emplace().file("prompt");
+        write_file_atomic(file, flags_.prompt + "\n");
+        replace_flag(arguments, "--prompt-file", file);
+      }
+    }
     // The ranks that this program starts have heard of it from their launcher.
     if (place.source != "tessera" && place.rank == 0) warn_of_repeats();
     const auto prepare = [this](const launch::RankEnvironment& first) {
@@ -175,27 +187,14 @@ class GenerateCommand {
   std::vector<int64_t> prompt_;
 };
 
-// Ranks that are started with this command line find the prompt in a file where
-// it came from standard input, which is read once.
 int run_generate(GenerateFlags flags, const std::vector<std::string>& extras,
                  std::vector<std::string> arguments) {
   const auto place = find_place(flags.ranks);
-  std::optional<TemporaryFolder> folder;
   if (!flags.prompt_file.empty()) {
     TS_CHECK_USAGE(flags.prompt_file != "-" || place.source == "none",
                    "--prompt-file -: the ranks of another launcher do not "
                    "share standard input. Give them a file.");
     flags.prompt = prompt_from(flags.prompt_file);
-  }
-  if (flags.prompt_file == "-") {
-    folder.emplace();
-    const std::string file = folder->file("prompt");
-    write_file_atomic(file, flags.prompt + "\n");
-    for (size_t i = 1; i < arguments.size(); ++i) {
-      auto& word = arguments[i];
-      if (arguments[i - 1] == "--prompt-file") word = file;
-      if (word == "--prompt-file=-") word = "--prompt-file=" + file;
-    }
   }
   return GenerateCommand(flags, extras).run(place, std::move(arguments));
 }
@@ -203,9 +202,11 @@ int run_generate(GenerateFlags flags, const std::vector<std::string>& extras,
 void add_prompt_flags(CLI::App& command, GenerateFlags& flags) {
   auto* prompts = command.add_option_group("prompt");
   prompts->add_option("--prompt", flags.prompt, "what the text starts with");
-  prompts->add_option("--prompt-file", flags.prompt_file,
-                      "the same from a file, or from standard input (-), "
-                      "without a last newline");
+  prompts
+      ->add_option("--prompt-file", flags.prompt_file,
+                   "the same from a file, or from standard input (-), "
+                   "without a last newline")
+      ->check(some_path());
   prompts->require_option(1);
   auto* chat = command.add_flag("--chat", flags.chat,
                                 "the prompt is a question, put as the "

@@ -1,9 +1,8 @@
 #include "cli/generated_text.h"
 
 #include <algorithm>
-#include <iostream>
-#include <iterator>
 
+#include "cli/standard_input.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 
@@ -28,7 +27,7 @@ size_t begun(std::string_view text, std::string_view stop) {
 std::string prompt_from(const std::string& file) {
   std::string prompt;
   if (file == "-") {
-    prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+    prompt = read_standard_input();
     TS_CHECK_IO(prompt.size() <= kMaxPromptBytes,
                 "standard input: the prompt "
                 "has ",

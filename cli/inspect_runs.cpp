@@ -107,7 +107,7 @@ Json row_from(const fs::path& run) {
   const Json none = Json::object();
   row["model"] = config.value("model", none).value("family", "");
   const Json last = last_step_of(run);
-  row["step"] = last.is_null() ? Json(0) : last["step"];
+  row["step"] = last.is_null() ? Json(0) : last.value("step", Json());
   row["of"] = config.value("run", none).value("steps", Json());
   row["loss"] = last.is_null() ? Json() : last.value("loss", Json());
   row["best_valid_loss"] = Json();

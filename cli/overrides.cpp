@@ -62,6 +62,12 @@ std::vector<config::Override> overrides_of(
       word += "=" + extras[++i];
     }
     overrides.push_back(override_of(word.substr(2), word));
+    // Which of the two comes last is not known here.
+    for (size_t set = 0; set < sets.size(); ++set) {
+      TS_CHECK_USAGE(overrides[set].key != overrides.back().key, word, " and ",
+                     overrides[set].flag,
+                     " set one key. Leave one of them out.");
+    }
   }
   return overrides;
 }

@@ -98,11 +98,15 @@ class PlanCommand {
                    "--times, --device and --link. Leave these out.");
   }
 
-  // What is read is not written.
+  // What is read, or is data of the run, is not written.
   void check_unread(const OutputFile& output) const {
     std::error_code none;  // equivalent() asks for files that are there
-    for (const std::string& input :
-         {flags_.file, flags_.deepspeed, flags_.cluster}) {
+    std::vector<std::string> inputs = {flags_.file, flags_.deepspeed,
+                                       flags_.cluster};
+    for (const auto* data : {&config_.data.train, &config_.data.valid}) {
+      inputs.insert(inputs.end(), data->begin(), data->end());
+    }
+    for (const std::string& input : inputs) {
       TS_CHECK_USAGE(!std::filesystem::equivalent(output.path, input, none),
                      output.flag, " names ", output.path,
                      ", which this command reads. Name another file.");
@@ -126,9 +130,10 @@ void add_plan(CLI::App& program) {
   auto flags = std::make_shared<PlanFlags>();
   command->add_option("RUN.json", flags->file, "the configuration")->required();
   add_sets(*command, flags->sets);
-  command->add_option(
-      "--deepspeed", flags->deepspeed,
-      "DeepSpeed's JSON, as it is, for what the run's leaves out");
+  command
+      ->add_option("--deepspeed", flags->deepspeed,
+                   "DeepSpeed's JSON, as it is, for what the run's leaves out")
+      ->check(some_path());
   command
       ->add_option("--world", flags->world,
                    "ranks; none: as many as the mesh asks for, or the cluster "
@@ -136,19 +141,24 @@ void add_plan(CLI::App& program) {
       ->check(whole_number(1, 1 << 24));
   command->add_flag("--draw", flags->draw,
                     "draw the step of the mesh that RUN.json names");
-  command->add_option(
-      "--json", flags->json,
-      "what is drawn, each instruction with its times, or what was found, to "
-      "this file");
-  command->add_option(
-      "--cluster", flags->cluster,
-      "a description of nodes, devices and links (JSON): search "
-      "for the fastest layout there, or draw with its rates");
+  command
+      ->add_option("--json", flags->json,
+                   "what is drawn, each instruction with its times, or what "
+                   "was found, to "
+                   "this file")
+      ->check(some_path());
+  command
+      ->add_option("--cluster", flags->cluster,
+                   "a description of nodes, devices and links (JSON): search "
+                   "for the fastest layout there, or draw with its rates")
+      ->check(some_path());
   command
       ->add_option("--top", flags->top, "layouts that are shown; without it 5")
       ->check(whole_number(1, 1000));
-  command->add_option("--emit", flags->emit,
-                      "the first layout's configuration, to this file");
+  command
+      ->add_option("--emit", flags->emit,
+                   "the first layout's configuration, to this file")
+      ->check(some_path());
   add_drawing(*command, flags->drawing);
   take_keys(*command);
   command->footer(

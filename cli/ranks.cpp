@@ -167,6 +167,15 @@ bool may_go_better(int code) {
   });
 }
 
+void replace_flag(std::vector<std::string>& arguments, const std::string& flag,
+                  const std::string& value) {
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    std::string& word = arguments[i];
+    if (arguments[i - 1] == flag) word = value;
+    if (word.starts_with(flag + "=")) word = flag + "=" + value;
+  }
+}
+
 int run_rank_processes(std::vector<std::string> arguments, int64_t world_size,
                        bool* was_asked) {
   arguments.at(0) = "/proc/self/exe";

@@ -70,6 +70,11 @@ bool may_go_better(int code);
 int run_rank_processes(std::vector<std::string> arguments, int64_t world_size,
                        bool* was_asked = nullptr);
 
+// Of a command line on which the flag stands: with this value, for ranks that
+// are started with it.
+void replace_flag(std::vector<std::string>& arguments, const std::string& flag,
+                  const std::string& value);
+
 // Runs a command that calls run_ranks(). What ends it before then is told to
 // the ranks that another launcher started with it.
 void run_as_rank(const std::function<void()>& command);

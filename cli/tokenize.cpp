@@ -2,10 +2,10 @@
 #include <chrono>
 #include <filesystem>
 #include <iostream>
-#include <iterator>
 
 #include "cli/commands.h"
 #include "cli/flag_values.h"
+#include "cli/standard_input.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -55,10 +55,6 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
       .count();
 }
 
-std::string read_stdin() {
-  return {std::istreambuf_iterator<char>(std::cin), {}};
-}
-
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   for (size_t at = 0; at < text.size();) {
@@ -69,10 +65,25 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+// A tokenizer may be replaced, and nothing else.
+void check_tokenizer_output(const std::string& path) {
+  if (!path.ends_with(".json") || !std::filesystem::exists(path)) return;
+  bool is_tokenizer = false;
+  try {
+    data::Tokenizer::load(path);
+    is_tokenizer = true;
+  } catch (const Error& error) {
+    log::debug(message_of(error));
+  }
+  TS_CHECK_USAGE(is_tokenizer, "--output ", path,
+                 " is there already and is no tokenizer; nothing was written.");
+}
+
 void train(TrainingFlags& flags) {
   flags.training.pattern = flags.pattern == "gpt2"
                                ? data::SplitPattern::kGpt2
                                : data::SplitPattern::kLlama3;
+  check_tokenizer_output(flags.output);
   const auto start = std::chrono::steady_clock::now();
   const std::vector<std::string> paths =
       data::expand_paths(flags.input, "--input", flags.exclude);
@@ -105,7 +116,7 @@ std::vector<std::string> texts_of_lines(const std::string& content,
 // The documents of the input, as training would read them; with --jsonl lines.
 std::vector<std::string> texts_of(const EncodeFlags& flags) {
   if (flags.input.empty() || flags.input == std::vector<std::string>{"-"}) {
-    const std::string content = read_stdin();
+    const std::string content = read_standard_input();
     if (!flags.jsonl) return {content};
     return texts_of_lines(content, "standard input", flags.field);
   }
@@ -136,8 +147,10 @@ std::string dtype_of_name(const std::string& path) {
 }
 
 // Nobody's text or configuration is replaced by ids.
-void check_output(const std::string& path) {
-  if (!std::filesystem::exists(path)) return;
+void check_output(const std::string& name) {
+  if (!std::filesystem::exists(name)) return;
+  // Behind a link: of what is there.
+  const std::string path = std::filesystem::canonical(name);
   const bool is_file = std::filesystem::is_regular_file(path);
   const std::string format = is_file ? data::detect_format(path) : "no file";
   TS_CHECK_USAGE(format == "tokens_u16" || format == "tokens_u32", "--output ",
@@ -215,7 +228,7 @@ void encode(const EncodeFlags& flags) {
 
 void decode_lines(const DecodeFlags& flags, const data::Tokenizer& tokenizer) {
   const std::string text =
-      flags.input.empty() ? read_stdin() : read_file(flags.input);
+      flags.input.empty() ? read_standard_input() : read_file(flags.input);
   for (const std::string& line : lines_of(text)) {
     const Json json = detail::parse_json(line, "a line of ids");
     TS_CHECK_IO(json.is_array(), "a line of ids is not an array: ", line);

@@ -61,6 +61,16 @@ if(TESSERA_PACKAGE)
   set(TESSERA_PC_TORCH_FOLDER "/say/--define-variable=torch=FOLDER")
   string(REPLACE "-rpath-link" "-rpath" TESSERA_PC_TORCH "${TESSERA_PC_TORCH}")
 endif()
+# The file finds the rest from where it lies, however deep that is (Debian's
+# lib/x86_64-linux-gnu); folders that are absolute stay so.
+file(RELATIVE_PATH TESSERA_PC_UP
+  "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
+foreach(folder LIBDIR INCLUDEDIR)
+  set(TESSERA_PC_${folder} "\${prefix}/${CMAKE_INSTALL_${folder}}")
+  if(IS_ABSOLUTE "${CMAKE_INSTALL_${folder}}")
+    set(TESSERA_PC_${folder} "${CMAKE_INSTALL_${folder}}")
+  endif()
+endforeach()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/tessera.pc.in"
   "${PROJECT_BINARY_DIR}/tessera.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/tessera.pc"

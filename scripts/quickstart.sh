@@ -59,7 +59,9 @@ python3 scripts/quickstart_summary.py "$run/metrics.jsonl" "$here/valid.bin"
 
 say "A sample"
 prompt="And it came to pass"
-[[ $name == kjv ]] || prompt=$(head -c 40 "$here/text/valid.txt" | head -n 1)
+[[ $name == kjv ]] || prompt=$(python3 -c '
+import sys
+print(open(sys.argv[1], encoding="utf-8").read(40).split("\n")[0])' "$here/text/valid.txt")
 "$tessera" generate --model "$run" --prompt "$prompt" --max-tokens 120
 
 say "The model, as Hugging Face's transformers load it"

@@ -63,7 +63,8 @@ def split(documents):
             return train, valid
     train, valid = [], []
     for _, text in documents:
-        cut = text.rfind("\n", 0, len(text) - len(text) // ONE_IN) + 1
+        most = len(text) - len(text) // ONE_IN
+        cut = text.rfind("\n", 0, most) + 1 or most  # of one line: within it
         train.append(text[:cut])
         valid.append(text[cut:])
     return train, valid

@@ -231,7 +231,8 @@ void require_space(const std::string& folder, int64_t checkpoint_bytes,
                   ", but the next checkpoint needs ", bytes_text(next),
                   " before an older one goes. Free some, remove checkpoints "
                   "that nobody needs, set checkpoint.dir to another disk, or "
-                  "set checkpoint.every to 0.");
+                  "save none: checkpoint.every 0, and no "
+                  "checkpoint.keep_best.");
   TS_CHECK_CONFIG(needed <= 0 || static_cast<uint64_t>(needed) <= room,
                   "checkpoint: ", folder, " has ", bytes_text(room), " free",
                   others > 0 ? " beside what zero.offload keeps" : "",
@@ -239,7 +240,8 @@ void require_space(const std::string& folder, int64_t checkpoint_bytes,
                   " of ", bytes_text(checkpoint_bytes),
                   keep == 0 ? "" : ": checkpoint.keep and one being written",
                   "). Free some, set checkpoint.dir to another disk, lower "
-                  "checkpoint.keep, or set checkpoint.every to 0.");
+                  "checkpoint.keep, or save none: checkpoint.every 0, and no "
+                  "checkpoint.keep_best.");
 }
 
 }  // namespace tessera::checkpoint

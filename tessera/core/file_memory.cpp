@@ -71,10 +71,12 @@ FileMemory::FileMemory(std::string folder, std::string way_out)
               way_out_);
   ::unlink(path.c_str());
   // Addresses alone, which nothing takes a second time: the disk's bytes, of
-  // what is moved inside of the file twice, and what may become free.
+  // what is moved inside of the file twice, and what may become free. Of large
+  // disks no more than a rank keeps: a process, with ranks, has 128 TiB.
   constexpr int64_t kBeside = int64_t{1} << 30;
-  file_->reserved = rounded_up(
-      2 * static_cast<int64_t>(free_bytes(folder_)) + kBeside, page_size());
+  constexpr uint64_t kMost = uint64_t{1} << 40;
+  const auto room = static_cast<int64_t>(std::min(free_bytes(folder_), kMost));
+  file_->reserved = rounded_up(2 * room + kBeside, page_size());
   void* const base =
       ::mmap(nullptr, file_->reserved, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, /*fd=*/-1, 0);
@@ -99,8 +101,10 @@ void FileMemory::grow(int64_t end) {
   File& file = *file_;
   const int64_t more = rounded_up(end, page_size()) - file.size;
   if (more <= 0) return;
-  const int failed = file.size + more > file.reserved
-                         ? ENOSPC
+  const bool is_beyond = file.size + more > file.reserved;
+  const bool has_room = std::cmp_greater_equal(free_bytes(folder_), more);
+  const int failed = is_beyond
+                         ? (has_room ? EFBIG : ENOSPC)
                          : ::posix_fallocate(file.fd.get(), file.size, more);
   TS_CHECK_IO(failed == 0, folder_, ": states that are kept in files need ",
               bytes_text(more), " more than ", bytes_text(file.size), ", and ",

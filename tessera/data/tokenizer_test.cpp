@@ -186,6 +186,16 @@ TEST(TokenizerTest, IdsOutsideTheVocabularyAreRefused) {
   }
 }
 
+// As in vocabularies that were made of others; a model may draw them.
+TEST(TokenizerTest, IdsThatAreLeftOutStandForNothing) {
+  TokenizerSpec spec = small_spec();
+  spec.added.push_back({.id = 276, .content = "<|last|>"});
+  const Tokenizer tokenizer(spec);
+  EXPECT_EQ(tokenizer.vocab_size(), 277);
+  const std::vector<int64_t> ids = {'a', 261, 275, 'b', 276};
+  EXPECT_EQ(tokenizer.decode(ids, true), "ab<|last|>");
+}
+
 TEST(TokenizerTest, AVocabularyWithoutAByteIsRefused) {
   TokenizerSpec spec = small_spec();
   spec.tokens['a'].clear();

@@ -16,9 +16,11 @@ constexpr double kMostTimesAsFast = 1e6;
 std::string complaint_about_order(const config::Value& value) {
   const auto& names = std::get<std::vector<std::string>>(value);
   for (Axis axis : kAxes) {
-    if (std::count(names.begin(), names.end(), name_of(axis)) != 1) {
-      return std::string("it must name every axis once, and has not \"") +
-             name_of(axis) + "\". The axes are " + names_of_axes();
+    const auto times = std::count(names.begin(), names.end(), name_of(axis));
+    if (times != 1) {
+      return c10::str("it must name every axis once, and has \"", name_of(axis),
+                      times == 0 ? "\" nowhere" : "\" more than once",
+                      ". The axes are ", names_of_axes());
     }
   }
   return names.size() == kAxes.size()

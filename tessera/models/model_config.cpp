@@ -501,6 +501,22 @@ void ModelConfig::complete() {
               : ((8 * hidden + 2) / 3 + 63) / 64 * 64;
   }
   if (moe.experts > 0 && moe.ffn == 0) moe.ffn = ffn;
+  check_countable();
+}
+
+// What a run holds is counted in bytes of 64 bits.
+void ModelConfig::check_countable() const {
+  constexpr double kMost = 1e15;
+  const auto real = [](int64_t size) { return static_cast<double>(size); };
+  const double of_experts =
+      real(moe.experts + moe.shared_experts) * real(moe.ffn);
+  const double of_layer = 4 * real(hidden) * real(heads) * real(head_dim) +
+                          3 * real(hidden) * std::max(real(ffn), of_experts);
+  const double all = real(layers) * of_layer + 2 * real(vocab) * real(hidden);
+  TS_CHECK_CONFIG(all < kMost, "model: some ", count_text(all),
+                  " parameters; at most ", count_text(kMost),
+                  " can be counted. Lower model.layers, hidden, ffn, vocab or "
+                  "moe.experts.");
 }
 
 }  // namespace tessera::models

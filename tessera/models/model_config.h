@@ -185,6 +185,7 @@ struct ModelConfig {
   void check_window() const;
   void check_local_theta() const;
   void check_mtp() const;
+  void check_countable() const;
   void complete_query_scalar();
 };
 

@@ -647,6 +647,22 @@ TEST(HuggingFaceConfigOf, MixtralWithSizesAlone) {
   EXPECT_EQ(config.kv_heads, 8);
 }
 
+// Each size by itself is one that may be.
+TEST(ModelConfigOf, MoreParametersThanCanBeCountedAreRefused) {
+  ModelConfig config;
+  config.layers = 10000;
+  config.hidden = config.ffn = 1 << 24;
+  config.heads = 1 << 10;
+  try {
+    config.complete();
+    FAIL() << "was accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    EXPECT_THAT(error.what_without_backtrace(),
+                ::testing::HasSubstr("can be counted"));
+  }
+}
+
 TEST(HuggingFaceConfigOf, QwenWithSizesAlone) {
   const auto read = [](const std::string& family, const std::string& more) {
     return parse_hugging_face_config(

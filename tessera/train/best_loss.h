@@ -17,7 +17,8 @@ struct BestLoss {
 // With one more validation. A loss that is no number is never the lowest.
 inline BestLoss with_validation(const std::optional<BestLoss>& best,
                                 double loss, int64_t step) {
-  if (!best || loss < best->loss || best->loss != best->loss) {
+  const bool was_number = best && best->loss == best->loss;
+  if (!best || loss < best->loss || (!was_number && loss == loss)) {
     return {.loss = loss, .step = step};
   }
   return {.loss = best->loss, .step = best->step, .since = best->since + 1};

@@ -4,7 +4,8 @@
 //       {"blocks.*.attention.[qkv]", tessera::ParallelStyle::column()},
 //       {"blocks.*.attention.out", tessera::ParallelStyle::row()},
 //       {"tokens", tessera::ParallelStyle::vocabulary()},
-//       {"head", tessera::ParallelStyle::column(Lies::kWhole, Lies::kWhole)}});
+//       {"head", tessera::ParallelStyle::column(tessera::Lies::kWhole,
+//                                               tessera::Lies::kWhole)}});
 //   ... DistributedDataParallel(gpt, data_group), an optimizer, a loop ...
 //
 // Plan:    globs of names of child modules, read as paths by fnmatch(3), dots

@@ -2,7 +2,7 @@
 // rank with its part.
 //
 //   tessera::Pipe pipe(net, ranks.world(), {.num_microbatches = 4,
-//                                           .loss = torch::mse_loss});
+//                                           .loss = loss_of});
 //   torch::optim::SGD optimizer(pipe.parameters(), 0.1);
 //   const auto step = pipe.step(inputs, targets);   // pipeline.h
 //

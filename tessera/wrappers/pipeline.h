@@ -4,7 +4,7 @@
 //   tessera::PipelineStage stage(module, ranks.rank(), ranks.world_size());
 //   tessera::Schedule schedule({stage}, ranks.world(),
 //                              {.schedule = "1f1b", .num_microbatches = 8,
-//                               .loss = torch::mse_loss});
+//                               .loss = loss_of});
 //   for (...) {
 //     optimizer.zero_grad();
 //     const auto step = schedule.step(inputs, targets);

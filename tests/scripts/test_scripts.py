@@ -315,6 +315,10 @@ class Quickstart(unittest.TestCase):
         train, valid = quickstart_text.split(few)
         self.assertEqual("".join(train) + "".join(valid), few[0][1])
         self.assertTrue(valid[0])
+        line = "word " * 1000
+        train, valid = quickstart_text.split([("one line", line)])
+        self.assertEqual(train[0] + valid[0], line)
+        self.assertTrue(len(train[0]) > 10 * len(valid[0]) > 0)
 
 
 class Dev(unittest.TestCase):

@@ -33,11 +33,12 @@ class Wheel(unittest.TestCase):
         (folder / "torch" / "__init__.py").write_text("raise ImportError('not imported')\n")
         (folder / "torch" / "version.py").write_text(f"__version__ = '{version}'\n")
 
-    def start(self, *arguments, also=None):
+    def start(self, *arguments, also=None, libraries=None):
         paths = [str(self.site)] + ([str(also)] if also else [])
         return subprocess.run(
             [sys.executable, "-S", "-m", "tessera", *arguments], capture_output=True, text=True,
-            env={"PYTHONPATH": os.pathsep.join(paths), "RANK": "3"})
+            env={"PYTHONPATH": os.pathsep.join(paths), "RANK": "3",
+                 **({"LD_LIBRARY_PATH": libraries} if libraries else {})})
 
     def test_words_environment_and_exit_code_go_through(self):
         self.torch(self.site, "2.13.0+cpu")
@@ -50,6 +51,11 @@ class Wheel(unittest.TestCase):
         self.torch(elsewhere, "2.13.0")
         done = self.start("--version", also=elsewhere)
         self.assertEqual(done.stdout, f"1|--version||3|{elsewhere}/torch/lib\n", done.stderr)
+
+    def test_another_torch_is_not_found_first(self):
+        self.torch(self.site, "2.13.0+cpu")
+        done = self.start("--version", libraries="/of/another")
+        self.assertEqual(done.stdout, f"1|--version||3|{self.site}/torch/lib:/of/another\n", done.stderr)
 
     def test_another_torch_is_refused(self):
         self.torch(self.site, "2.12.1+cpu")

@@ -27,9 +27,9 @@ def version_of(torch):
 
 
 def environment_for(torch, here=HERE):
-    """The environment as it is, unless the program would look for LibTorch in vain."""
+    """The environment as it is, unless the program would look for LibTorch in vain, or find another."""
     environment = dict(os.environ)
-    if torch.parent != here.parent:
+    if torch.parent != here.parent or environment.get("LD_LIBRARY_PATH"):
         paths = [str(torch / "lib"), environment.get("LD_LIBRARY_PATH")]
         environment["LD_LIBRARY_PATH"] = ":".join(filter(None, paths))
     return environment

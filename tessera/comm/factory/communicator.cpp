@@ -468,7 +468,7 @@ class BackendCommunicator : public FailableCommunicator {
   const std::string backend_;  // of tensors of the CPU
   const int exceptions_;       // in flight when it was made
   std::string name_;
-  std::optional<algorithms::Selection> selection_;  // once it is made
+  std::optional<algorithms::Selection> selection_;  // its errors are announced
   std::vector<std::string> hosts_;  // of all ranks, or empty: not needed
   c10::intrusive_ptr<c10d::Store> store_;
   std::map<std::pair<std::vector<int64_t>, std::string>, Group*> by_ranks_;
