@@ -38,14 +38,9 @@ class BenchCommand {
   }
 
   void run() {
-    const auto place = launch::discover(launch::process_variables());
+    const auto place =
+        find_place({.nproc = flags_.nproc, .ranks = flags_.ranks});
     const bool is_rank = place.source != "none";
-    TS_CHECK_USAGE(!is_rank || flags_.nproc == 0 || place.source == "tessera",
-                   "--nproc starts ranks, but ", place.source,
-                   " has started them already. Leave --nproc out.");
-    TS_CHECK_USAGE(!is_rank || flags_.ranks != "threads",
-                   "--ranks threads: ", place.source,
-                   " has started ranks, which are processes. Leave it out.");
     const int64_t wanted = flags_.nproc > 0 ? flags_.nproc : kDefaultBenchRanks;
     const int64_t ranks = is_rank ? place.world_size : wanted;
     TS_CHECK_USAGE(ranks > 1, "one rank has nobody to talk to. Start two.");

@@ -132,7 +132,7 @@ class EvalCommand {
                       return static_cast<int>(ExitCode::kOk);
                     },
                 .arguments = {argv, argv + argc}};
-    // The checkpoint that is the newest now, for all ranks.
+    // The checkpoint that is the newest now, for all ranks that are started.
     replace_flag(job.arguments, "--model", source_.path);
     if (flags_.cache.empty()) {
       own_cache_ = std::make_unique<TemporaryFolder>("tessera-eval");

@@ -10,6 +10,8 @@
 #include "cli/plan_drawing.h"
 #include "cli/plan_search.h"
 #include "tessera/core/error.h"
+#include "tessera/core/log.h"
+#include "tessera/data/file_list.h"
 #include "tessera/engine/deepspeed.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/planner/cluster.h"
@@ -98,14 +100,28 @@ class PlanCommand {
                    "--times, --device and --link. Leave these out.");
   }
 
+  // Those that are here: a plan is made without them too.
+  std::vector<std::string> data_files() const {
+    std::vector<std::string> files;
+    for (const auto* paths : {&config_.data.train, &config_.data.valid}) {
+      for (const std::string& path : *paths) {
+        try {
+          const auto found = data::expand_paths({path}, "data", {});
+          files.insert(files.end(), found.begin(), found.end());
+        } catch (const Error& error) {
+          log::debug(message_of(error));
+        }
+      }
+    }
+    return files;
+  }
+
   // What is read, or is data of the run, is not written.
   void check_unread(const OutputFile& output) const {
     std::error_code none;  // equivalent() asks for files that are there
-    std::vector<std::string> inputs = {flags_.file, flags_.deepspeed,
-                                       flags_.cluster};
-    for (const auto* data : {&config_.data.train, &config_.data.valid}) {
-      inputs.insert(inputs.end(), data->begin(), data->end());
-    }
+    std::vector<std::string> inputs = data_files();
+    inputs.insert(inputs.end(), {flags_.file, flags_.deepspeed, flags_.cluster,
+                                 config_.data.tokenizer});
     for (const std::string& input : inputs) {
       TS_CHECK_USAGE(!std::filesystem::equivalent(output.path, input, none),
                      output.flag, " names ", output.path,

@@ -155,6 +155,9 @@ launch::RankEnvironment find_place(const RankFlags& flags) {
   TS_CHECK_USAGE(!is_rank || flags.nproc == 0 || place.source == "tessera",
                  "--nproc starts ranks, but ", place.source,
                  " has started them already. Leave --nproc out.");
+  TS_CHECK_USAGE(!is_rank || flags.ranks != "threads",
+                 "--ranks threads: ", place.source,
+                 " has started ranks, which are processes. Leave it out.");
   return place;
 }
 

@@ -37,6 +37,16 @@ std::string without_prefix(const std::string& message) {
   return message.starts_with(prefix) ? message.substr(prefix.size()) : message;
 }
 
+ExitCode code_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    return error.exit_code();
+  } catch (const std::exception&) {
+    return ExitCode::kInputOutput;
+  }
+}
+
 // A thread that meets those of the other ranks until all their work is done.
 class Meetings {
  public:
@@ -154,16 +164,25 @@ std::string first_complaint_of(Group& group, const std::string& doing,
 void on_all(Group& group, const std::string& doing,
             const std::function<void()>& work) {
   std::exception_ptr own;
-  const std::string complaint = first_complaint_of(group, doing, [&] {
+  const auto remembering = [&] {
     try {
       work();
     } catch (...) {
       own = std::current_exception();
       throw;
     }
+  };
+  // "78 rank 5: ...": with the code and whose it is.
+  const std::string complaint = first_complaint_of(group, doing, [&] {
+    const std::string said = complaint_of(remembering);
+    TS_CHECK_IO(said.empty(), static_cast<int>(code_of(own)), " rank ",
+                group.ranks()[group.rank()], ": ", said);
   });
   if (own) std::rethrow_exception(own);
-  TS_CHECK_IO(complaint.empty(), complaint);
+  if (complaint.empty()) return;
+  const size_t space = complaint.find(' ');
+  const auto code = static_cast<ExitCode>(std::stoi(complaint));
+  TS_CHECK_CODE(false, code, complaint.substr(space + 1));
 }
 
 void on_first(Group& group, const std::string& doing,

@@ -31,8 +31,9 @@ std::string first_complaint_of(Group& group, const std::string& doing,
                                const std::function<void()>& work);
 
 // `work` of every rank, which may take longer on one than the group waits.
-// Where one fails all do: with what its own work threw, or TS_CHECK_IO in the
-// words of the first that has some. Comm: as first_complaint_of().
+// Where one fails all do: with what its own work threw, or with the code and in
+// the words of the first that failed, which it names. Comm: as
+// first_complaint_of().
 void on_all(Group& group, const std::string& doing,
             const std::function<void()>& work);
 

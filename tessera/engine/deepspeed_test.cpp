@@ -250,6 +250,8 @@ TEST(DeepSpeed, RatesOfMuon) {
            Rates{R"("lr": 0.5, "adam_lr": 0.125)", 0.5, 0.125, warmup + "{}}"},
            Rates{R"("lr": 0.5, "adam_lr": 0.125)", 0.25, 0.25,
                  warmup + R"({"warmup_max_lr": 0.25}})"},
+           Rates{R"("lr": 0.5)", 0.5, 0.5,
+                 warmup + R"({"warmup_min_lr": 0.125}})"},
        }) {
     const auto found =
         translated(R"({"optimizer": {"type": "Muon", "params": {)" +

@@ -513,10 +513,11 @@ void ModelConfig::check_countable() const {
   const double of_layer = 4 * real(hidden) * real(heads) * real(head_dim) +
                           3 * real(hidden) * std::max(real(ffn), of_experts);
   const double all = real(layers) * of_layer + 2 * real(vocab) * real(hidden);
-  TS_CHECK_CONFIG(all < kMost, "model: some ", count_text(all),
-                  " parameters; at most ", count_text(kMost),
-                  " can be counted. Lower model.layers, hidden, ffn, vocab or "
-                  "moe.experts.");
+  TS_CHECK_CONFIG(
+      all < kMost, "model: some ", count_text(all), " parameters; at most ",
+      count_text(kMost),
+      " can be counted. Lower model.layers, hidden, heads, head_dim, "
+      "ffn, vocab, moe.experts or moe.ffn.");
 }
 
 }  // namespace tessera::models

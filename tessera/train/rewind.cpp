@@ -251,7 +251,13 @@ Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
   if (checkpoint::is_checkpoint_in(folder.checkpoints(), next.resume)) {
     const std::string complaint = comm::complaint_of([&] {
       // What is there is of the line that the run leaves, and may be newer.
-      checkpoint::forget_local_checkpoints(folder.checkpoints());
+      const std::string left =
+          checkpoint::forget_local_checkpoints(folder.checkpoints());
+      if (!left.empty()) {
+        log::info(left,
+                  " on each host is not gone on from any more; the next "
+                  "checkpoint there takes its place");
+      }
       keep(folder, next);
     });
     if (!complaint.empty()) log::warning(complaint);

@@ -55,7 +55,7 @@ def test_what_is_no_output_of_its_kind_is_not_replaced(program, folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     for arguments in ([*train_on, folder / "run.json"], [*encode, folder / "link.u16"],
                       [*plan, "--emit", folder / "text.txt"], [*plan, "--json", folder / "text.txt"],
-                      [*plan, "--emit", ""], ["generate", "--model", folder, "--prompt-file", ""]):
+                      [*plan, f"--data.train={folder}/t*.txt", "--emit", folder / "text.txt"], [*plan, "--emit", ""], ["generate", "--model", folder, "--prompt-file", ""]):
         done = call(program, *arguments)
         assert done.returncode == 2, (arguments, done.stderr)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before

@@ -116,27 +116,41 @@ class Translation {
     // Warm-ups to a rate of their own set all rates alike.
     const std::string schedule = type_of("scheduler");
     const std::string warmup = "scheduler.params.warmup_";
-    const bool has_max = values_.find(warmup + "max_lr") != nullptr;
+    const bool has_max = values_.find(warmup + "max_lr") != nullptr ||
+                         values_.is_auto(warmup + "max_lr");
     const bool scales = schedule.empty() || schedule == "WarmupCosineLR" ||
                         (schedule == "WarmupLR" && !has_max);
-    if (scales) {
-      const auto* lr = values_.find(params + "adam_lr");
-      if (lr == nullptr) lr = values_.find(params + "lr");
-      if (lr != nullptr) {
-        set("optimizer.muon.adamw_lr", lr->value, lr->origin);
-      } else if (!values_.is_auto(params + "lr")) {
-        if_open(params + "adam_lr", "optimizer.muon.adamw_lr", kLrBesideMuon);
-      }
-      const auto* min = values_.find(warmup + "min_lr");
-      TS_CHECK_CONFIG(!min || min->value == Json(0.0), min->origin,
-                      ": the two rates of Muon would warm up from it each in "
-                      "its own way. Leave it out, or give warmup_max_lr.");
-    }
+    if (scales) add_rate_beside_muon();
     for (const char* rate : {"muon_lr", "adam_lr"}) {
       if (scales || values_.find(params + rate) == nullptr) continue;
       found_.without_effect.emplace_back(params + rate,
                                          schedule + " sets all rates");
     }
+  }
+
+  // Each of the two groups takes its own rate, else lr, else its own default.
+  void add_rate_beside_muon() {
+    const std::string params = "optimizer.params.";
+    const std::string key = "optimizer.muon.adamw_lr";
+    const auto* own = values_.find(params + "adam_lr");
+    const auto* of_both = values_.find(params + "lr");
+    const auto* muon = values_.find(params + "muon_lr");
+    if (own != nullptr) {
+      set(key, own->value, own->origin);
+    } else if (of_both != nullptr && muon != nullptr) {
+      found_.settings.push_back({.key = key,
+                                 .value = of_both->value,
+                                 .origin = of_both->origin,
+                                 .yields = true});
+    } else if (of_both == nullptr && !values_.is_auto(params + "lr")) {
+      if_open(params + "adam_lr", key, kLrBesideMuon);
+    }
+    const auto* min = values_.find("scheduler.params.warmup_min_lr");
+    const bool is_one_rate =
+        of_both != nullptr && own == nullptr && muon == nullptr;
+    TS_CHECK_CONFIG(!min || min->value == Json(0.0) || is_one_rate, min->origin,
+                    ": Muon's two rates would warm up from it each in its own "
+                    "way. Leave it out, or give warmup_max_lr.");
   }
 
   void refuse_params_of_muon() const {
