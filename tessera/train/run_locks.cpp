@@ -23,7 +23,7 @@ void RunLocks::take_folder(const RunFolder& folder) {
 
 void RunLocks::take_checkpoints(const engine::RunConfig& config,
                                 const RunFolder& folder) {
-  const std::string path = folder.checkpoints();
+  const std::string& path = folder.checkpoints();
   constexpr const char* kWayOut = "Give each run a checkpoint.dir of its own.";
   if (!config.checkpoint.dir.empty()) {
     named_checkpoints_ = std::make_unique<FileLock>(
