@@ -48,7 +48,7 @@ class PlanCommand {
                                              {"--json", flags.json},
                                              {"--emit", flags.emit}};
     check_output_files(outputs);
-    for (const auto& output : outputs) check_unread(output);
+    check_unread(outputs);
     train::read_model_source(config_, origins_);
     if (!flags.cluster.empty()) cluster_ = planner::read_cluster(flags.cluster);
     if (!flags.draw) return;
@@ -117,15 +117,21 @@ class PlanCommand {
   }
 
   // What is read, or is data of the run, is not written.
-  void check_unread(const OutputFile& output) const {
-    std::error_code none;  // equivalent() asks for files that are there
+  void check_unread(std::vector<OutputFile> outputs) const {
+    std::error_code none;  // where a folder on the way is no folder, say
+    std::erase_if(outputs, [&](const OutputFile& output) {
+      return !std::filesystem::exists(output.path, none);
+    });
+    if (outputs.empty()) return;
     std::vector<std::string> inputs = data_files();
     inputs.insert(inputs.end(), {flags_.file, flags_.deepspeed, flags_.cluster,
                                  config_.data.tokenizer});
-    for (const std::string& input : inputs) {
-      TS_CHECK_USAGE(!std::filesystem::equivalent(output.path, input, none),
-                     output.flag, " names ", output.path,
-                     ", which this command reads. Name another file.");
+    for (const OutputFile& output : outputs) {
+      for (const std::string& input : inputs) {
+        TS_CHECK_USAGE(!std::filesystem::equivalent(output.path, input, none),
+                       output.flag, " names ", output.path,
+                       ", which this command reads. Name another file.");
+      }
     }
   }
 
@@ -160,8 +166,7 @@ void add_plan(CLI::App& program) {
   command
       ->add_option("--json", flags->json,
                    "what is drawn, each instruction with its times, or what "
-                   "was found, to "
-                   "this file")
+                   "was found, to this file")
       ->check(some_path());
   command
       ->add_option("--cluster", flags->cluster,

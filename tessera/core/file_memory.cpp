@@ -101,10 +101,11 @@ void FileMemory::grow(int64_t end) {
   File& file = *file_;
   const int64_t more = rounded_up(end, page_size()) - file.size;
   if (more <= 0) return;
-  const bool is_beyond = file.size + more > file.reserved;
-  const bool has_room = std::cmp_greater_equal(free_bytes(folder_), more);
-  const int failed = is_beyond
-                         ? (has_room ? EFBIG : ENOSPC)
+  const auto why_beyond = [&] {
+    return std::cmp_less(free_bytes(folder_), more) ? ENOSPC : EFBIG;
+  };
+  const int failed = file.size + more > file.reserved
+                         ? why_beyond()
                          : ::posix_fallocate(file.fd.get(), file.size, more);
   TS_CHECK_IO(failed == 0, folder_, ": states that are kept in files need ",
               bytes_text(more), " more than ", bytes_text(file.size), ", and ",

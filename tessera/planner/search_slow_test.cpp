@@ -28,7 +28,8 @@ Cluster small_cluster() {
   return cluster;
 }
 
-engine::RunConfig run(bool has_experts = false) {
+// Of a model that is not complete.
+engine::RunConfig sizes() {
   engine::RunConfig config;
   config.run.device = "cpu";
   config.data.train = {"random tokens"};
@@ -41,6 +42,11 @@ engine::RunConfig run(bool has_experts = false) {
   config.model.tie_embeddings = false;
   config.batch.global = 16;
   config.precision.compute = "fp32";
+  return config;
+}
+
+engine::RunConfig run(bool has_experts = false) {
+  auto config = sizes();
   if (has_experts) {
     config.model.family = "mixtral";
     config.model.moe.experts = 4;
@@ -126,15 +132,10 @@ engine::RunConfig of_few_rows() {
 
 // The head, which is not computed again, at three depths.
 engine::RunConfig ahead() {
-  auto config = run();
-  config.model = {};
+  auto config = sizes();
   config.model.family = "deepseek_v3";
   config.model.layers = 2;
-  config.model.hidden = 64;
-  config.model.heads = 4;
   config.model.vocab = 2048;
-  config.model.max_seq = 64;
-  config.model.tie_embeddings = false;
   config.model.moe.experts = 4;
   config.model.moe.ffn = 16;
   config.model.latent.rope_dim = 8;

@@ -62,10 +62,6 @@ std::vector<std::string> experts_apart(const Module& module,
   return found;
 }
 
-at::Tensor tensor_at(at::ArrayRef<c10::IValue> arguments, size_t i) {
-  return arguments[i].isTensor() ? arguments[i].toTensor() : at::Tensor();
-}
-
 bool is_within(const std::string& name, const std::string& outer) {
   return name == outer || outer.empty() || name.starts_with(outer + ".");
 }
@@ -127,14 +123,15 @@ struct Parallelized::Impl : wrappers::Substitute {
     bool is_weight(const at::Tensor& tensor) const;
     bool is_weight_transposed(const at::Tensor& tensor) const;
     bool is_bias(const at::Tensor& tensor) const;
+    // Wrong with a share also where no gradient is recorded.
+    bool is_of_forward(const std::string& op,
+                       at::ArrayRef<c10::IValue> arguments) const;
   };
   const comm::Group& group() const override { return tp; }
   void sum_gradients(torch::jit::Stack* stack, size_t count);
   at::Tensor computed(const std::string& op,
                       at::ArrayRef<c10::IValue> arguments, const Part& part);
   at::Tensor rows_of(at::ArrayRef<c10::IValue> arguments, const Part& part);
-  bool is_of_forward(const std::string& op, at::ArrayRef<c10::IValue> arguments,
-                     const Part& part) const;
   at::Tensor bias_behind(const at::Tensor& bias, const ParallelStyle& style);
 
   comm::Group& tp;
@@ -236,7 +233,7 @@ bool Parallelized::Impl::run(const c10::OperatorHandle& op,
     stack->emplace_back(y);
     return true;
   }
-  TS_CHECK(!at::GradMode::is_enabled() && !is_of_forward(name, arguments, part),
+  TS_CHECK(!at::GradMode::is_enabled() && !part.is_of_forward(name, arguments),
            "parallelize: \"", part.name, "\" computes ", name,
            " with a parameter of which this rank has a share. What is shared "
            "out is for the products of Linear and for Embedding alone: leave "
@@ -275,6 +272,19 @@ bool Parallelized::Impl::Part::is_bias(const at::Tensor& tensor) const {
          tensor.sizes() == bias.sizes();
 }
 
+bool Parallelized::Impl::Part::is_of_forward(
+    const std::string& op, at::ArrayRef<c10::IValue> arguments) const {
+  if (!is_linear()) return op.starts_with("aten::embedding");
+  const bool is_product = op == "aten::linear" || op == "aten::matmul" ||
+                          op == "aten::mm" || op == "aten::addmm";
+  return is_product &&
+         std::ranges::any_of(arguments, [&](const c10::IValue& argument) {
+           return argument.isTensor() &&
+                  (is_weight(argument.toTensor()) ||
+                   is_weight_transposed(argument.toTensor()));
+         });
+}
+
 // What Linear and Embedding call, as they call it; undefined: something else.
 at::Tensor Parallelized::Impl::computed(const std::string& op,
                                         at::ArrayRef<c10::IValue> arguments,
@@ -285,7 +295,9 @@ at::Tensor Parallelized::Impl::computed(const std::string& op,
     return op == "aten::embedding" && count == 5 ? rows_of(arguments, part)
                                                  : at::Tensor();
   }
-  const auto tensor = [&](size_t i) { return tensor_at(arguments, i); };
+  const auto tensor = [&](size_t i) {
+    return arguments[i].isTensor() ? arguments[i].toTensor() : at::Tensor();
+  };
   const auto linear = [&](const at::Tensor& x, const at::Tensor& weight,
                           const at::Tensor& bias) {
     return parallel_linear(x, weight, bias, part.style, tp);
@@ -308,21 +320,6 @@ at::Tensor Parallelized::Impl::computed(const std::string& op,
     return at::Tensor(tensor(0)).add_(bias_behind(tensor(1), part.style));
   }
   return {};
-}
-
-// Wrong with a share also where no gradient is recorded.
-bool Parallelized::Impl::is_of_forward(const std::string& op,
-                                       at::ArrayRef<c10::IValue> arguments,
-                                       const Part& part) const {
-  if (!part.is_linear()) return op.starts_with("aten::embedding");
-  const bool is_product = op == "aten::linear" || op == "aten::matmul" ||
-                          op == "aten::mm" || op == "aten::addmm";
-  return is_product &&
-         std::ranges::any_of(arguments, [&](const c10::IValue& argument) {
-           return argument.isTensor() &&
-                  (part.is_weight(argument.toTensor()) ||
-                   part.is_weight_transposed(argument.toTensor()));
-         });
 }
 
 // Of aten::embedding's arguments.

@@ -7,7 +7,7 @@
 
 namespace tessera::checkpoint::detail {
 
-// `values` in that dtype. Errors: ConfigError where a finite number would
+// `values` in that dtype. Errors: TS_CHECK_CONFIG where a finite number would
 // become an infinite one (of fp32 in fp16, above 65504); `name` says whose.
 at::Tensor narrowed(const at::Tensor& values, at::ScalarType dtype,
                     const std::string& name);
