@@ -3,7 +3,6 @@
 #include <c10/util/StringUtil.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <filesystem>
 #include <iostream>
 #include <optional>
@@ -16,7 +15,6 @@
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/peft_folder.h"
 #include "tessera/checkpoint/reshard.h"
-#include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
@@ -119,15 +117,7 @@ void write_run(const ConvertFlags& flags, const train::ModelSource& source,
   fs::create_directories(folder.logs(), error);  // by which it is a run's
   TS_CHECK_IO(!error, "--to ", flags.to, ": cannot be made: ", error.message(),
               ".");
-  // One waits for another as long as that reads and writes.
-  comm::run_threads({.backend = "shm",
-                     .world_size = flags.shards,
-                     .local_world_size = flags.shards,
-                     .timeout = std::chrono::hours(24)},
-                    [&](comm::Communicator& ranks) {
-                      checkpoint::reshard(source.path, folder.checkpoints(),
-                                          ranks.world());
-                    });
+  checkpoint::reshard(source.path, folder.checkpoints(), flags.shards);
   write_file_atomic(folder.config(), text);
   if (fs::exists(run / "tokenizer.json")) {
     write_file_atomic(folder.tokenizer(), read_file(run / "tokenizer.json"));
@@ -308,7 +298,7 @@ void add_convert(CLI::App& program) {
                    "in place of a Hugging Face folder a run folder with the "
                    "checkpoint alone, the optimizer's states too, in as many "
                    "files as so many ranks write; training goes on from it")
-      ->check(whole_number(1, 64))
+      ->check(whole_number(1, 4096))
       ->excludes(dtype, shard_bytes, merge, averages);
   command->callback([flags] { run_convert(*flags); });
 }

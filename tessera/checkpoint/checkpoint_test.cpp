@@ -191,8 +191,8 @@ TEST_F(CheckpointTest, AsOtherRanksWouldHaveWrittenItItHoldsTheSame) {
   save_on(3, 5);
   const auto rewritten = [&](int64_t ranks) {
     const std::string folder = temporary_.file(std::to_string(ranks));
+    EXPECT_EQ(reshard(step_path(5), folder, ranks), 5);
     run_threads(ranks, "shm", [&](Communicator& all) {
-      EXPECT_EQ(reshard(step_path(5), folder, all.world()), 5);
       State state = detail::empty_state(11, all.rank(), ranks);
       EXPECT_EQ(load_latest(folder, state, all.world()), 5);
       EXPECT_EQ(detail::first_difference(state, 5), "");

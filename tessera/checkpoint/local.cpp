@@ -278,7 +278,11 @@ std::string LocalCheckpoints::Impl::try_to_save(int64_t step,
   };
   Manifest part, manifest;
   std::string text;
-  next([&] { part = detail::write_part(to, state, world.rank()); });
+  next([&] {
+    part = detail::write_part(
+        to, state, world.rank(),
+        [](const TensorEntry& entry) { return entry.local; });
+  });
   const auto parts = comm::gather_texts(world, format_manifest(part));
   next([&] {
     if (!leads()) return;

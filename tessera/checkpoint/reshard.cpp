@@ -2,11 +2,17 @@
 
 #include <ATen/Functions.h>
 
+#include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/detail/local_steps.h"
+#include "tessera/checkpoint/detail/posix_file.h"
+#include "tessera/checkpoint/detail/rank_parts.h"
+#include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"
-#include "tessera/core/error.h"
+#include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -24,25 +30,49 @@ mesh::Box part_of(const std::vector<int64_t>& shape, int64_t ranks,
   return box;
 }
 
+// Without a value of it.
+State state_of(const Manifest& manifest, int64_t ranks, int64_t rank) {
+  State state;
+  for (const TensorSpec& tensor : manifest.tensors) {
+    if (tensor.shape.empty() && rank > 0) continue;  // the first's
+    state.tensors.push_back({.name = tensor.name,
+                             .global_shape = tensor.shape,
+                             .box = part_of(tensor.shape, ranks, rank),
+                             .local = at::empty({0}, tensor.dtype)});
+  }
+  return state;
+}
+
 }  // namespace
 
 int64_t reshard(const std::string& step_folder, const std::string& folder,
-                comm::Group& world) {
+                int64_t ranks) {
   const Manifest manifest = read_manifest(step_folder);
-  State state;
-  for (const TensorSpec& tensor : manifest.tensors) {
-    if (tensor.shape.empty() && world.rank() > 0) continue;  // the first's
-    const mesh::Box box = part_of(tensor.shape, world.size(), world.rank());
-    state.tensors.push_back({.name = tensor.name,
-                             .global_shape = tensor.shape,
-                             .box = box,
-                             .local = at::empty(box.size, tensor.dtype)});
+  const TensorReader reader(step_folder, state_of(manifest, 1, 0));
+  const std::string temporary =
+      folder + "/" + detail::step_name(manifest.step) + ".tmp";
+  std::filesystem::create_directories(temporary);
+  detail::require_room(folder, detail::bytes_written(state_of(manifest, 1, 0)));
+
+  std::vector<std::string> parts;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    parts.push_back(format_manifest(
+        detail::write_part(temporary, state_of(manifest, ranks, rank), rank,
+                           [&](const TensorEntry& entry) {
+                             return reader.read(entry.name, entry.box);
+                           })));
   }
-  const int64_t step = load(step_folder, state, world);
   std::string mesh = manifest.mesh;
   if (!mesh.starts_with(kTrainedOn)) mesh = kTrainedOn + mesh;
-  save(folder, step, state, world, {.keep = 0, .mesh = mesh});
-  return step;
+  const Manifest written = detail::manifest_of(
+      parts, detail::base_in(folder),
+      {.step = manifest.step, .mesh = mesh, .extra = manifest.extra},
+      temporary);
+  write_file_atomic(temporary + "/" + kManifestName, format_manifest(written));
+  detail::commit_step(folder, temporary, manifest.step);
+  write_file_atomic(folder + "/latest",
+                    detail::step_name(manifest.step) + "\n");
+  return manifest.step;
 }
 
 }  // namespace tessera::checkpoint

@@ -6,16 +6,14 @@
 #include <cstdint>
 #include <string>
 
-#include "tessera/comm/group.h"
-
 namespace tessera::checkpoint {
 
-// Reads `step_folder`, each rank a part of every tensor along dim 0, in chunks
-// as FSDP2 cuts them, and saves it as FOLDER/step-N; returns the step.
-// Memory: a rank holds its parts, all ranks together the checkpoint.
-// Comm:   collective over `world`.
-// Errors: as load() and save().
+// Writes FOLDER/step-N with a file for each of so many ranks, who have a part
+// of every tensor along dim 0, in chunks as FSDP2 cuts them; returns the step.
+// By one process, a part at a time: they need not fit into memory together.
+// Errors: TS_CHECK_IO with file and tensor, also where the source is bad; no
+//         step-N is there then, and the next save in FOLDER removes the rest.
 int64_t reshard(const std::string& step_folder, const std::string& folder,
-                comm::Group& world);
+                int64_t ranks);
 
 }  // namespace tessera::checkpoint

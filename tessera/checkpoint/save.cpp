@@ -103,7 +103,11 @@ class Save {
 
   // This rank's file; without a word to the others.
   Manifest write(const State& state, const std::stop_token& stop = {}) const {
-    return detail::write_part(temporary_, state, world_.rank(), stop);
+    return detail::write_part(
+        temporary_, state, world_.rank(), [&](const TensorEntry& entry) {
+          TS_CHECK_IO(!stop.stop_requested(), temporary_, ": it was given up");
+          return entry.local;
+        });
   }
 
   // From the files of all ranks, of which `written` gives this one's.

@@ -60,8 +60,9 @@ void check_entries(const State& state) {
   }
 }
 
-Manifest write_part(const std::string& folder, const State& state, int64_t rank,
-                    const std::stop_token& stop) {
+Manifest write_part(
+    const std::string& folder, const State& state, int64_t rank,
+    const std::function<at::Tensor(const TensorEntry&)>& values_of) {
   std::map<std::string, const TensorEntry*> by_name;
   std::vector<const TensorEntry*> entries;
   std::vector<TensorSpec> specs;
@@ -75,10 +76,7 @@ Manifest write_part(const std::string& folder, const State& state, int64_t rank,
   if (entries.empty()) return part;
   FileSums sums = write_safetensors(
       folder + "/" + shard_name(rank), specs, dcp_metadata(entries),
-      [&](const std::string& name) {
-        TS_CHECK_IO(!stop.stop_requested(), folder, ": it was given up");
-        return by_name.at(name)->local;
-      });
+      [&](const std::string& name) { return values_of(*by_name.at(name)); });
 
   for (const auto& [name, entry] : by_name) {
     part.tensors.push_back(

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <cstdint>
-#include <stop_token>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,9 +24,11 @@ bool is_written(const TensorEntry& entry);
 int64_t bytes_written(const State& state);
 
 // Writes this rank's file into `folder`, if it owns anything. Returns a
-// manifest of it alone. `stop`: it is given up.
-Manifest write_part(const std::string& folder, const State& state, int64_t rank,
-                    const std::stop_token& stop = {});
+// manifest of it alone. `values_of` is asked for each tensor just before it is
+// written: it may read them then, and throws to give the file up.
+Manifest write_part(
+    const std::string& folder, const State& state, int64_t rank,
+    const std::function<at::Tensor(const TensorEntry&)>& values_of);
 
 // The manifest of all ranks' parts, each as format_manifest() has it, that
 // comes behind `base`. Step and the like: of `head`, which has no files.
