@@ -138,6 +138,7 @@ class EvalCommand {
       own_cache_ = std::make_unique<TemporaryFolder>("tessera-eval");
       flags_.cache = own_cache_->path().string();
       job.arguments.insert(job.arguments.end(), {"--cache", flags_.cache});
+      job.tidy = [this] { own_cache_.reset(); };
     }
     job.prepare = [this](const launch::RankEnvironment& first) {
       train::check_memory(config_, {first.rank, first.local_world_size},

@@ -15,6 +15,7 @@
 #include "tessera/core/screen.h"
 #include "tessera/launch/cores.h"
 #include "tessera/launch/local.h"
+#include "tessera/launch/signals.h"
 #include "tessera/launch/store.h"
 #include "tessera/monitor/memory.h"
 
@@ -199,6 +200,8 @@ int run_rank_processes(std::vector<std::string> arguments, int64_t world_size,
 int run_ranks(const RankJob& job, const RankFlags& flags,
               const launch::RankEnvironment& place, int64_t world_size) {
   ignore_broken_pipes();  // who reads along may stop before the ranks do
+  std::optional<launch::TidyUp> tidy;
+  if (job.tidy) tidy.emplace(job.tidy);
   if (place.source != "none") return run_rank(job, place);
   TS_CHECK_CONFIG(world_size == 1 || job.comm.backend != "mpi",
                   "comm.backend is mpi, whose ranks are started by mpirun. "
@@ -210,8 +213,9 @@ int run_ranks(const RankJob& job, const RankFlags& flags,
   first.world_size = first.local_world_size = world_size;
   job.prepare(first);
   if (world_size == 1 && job.restarts.most == 0) return run_rank(job, place);
-  return flags.ranks == "processes" ? run_with_restarts(job, world_size)
-                                    : run_rank_threads(job, world_size);
+  if (flags.ranks == "threads") return run_rank_threads(job, world_size);
+  tidy.reset();  // a launcher takes signals itself, and returns
+  return run_with_restarts(job, world_size);
 }
 
 void run_as_rank(const std::function<void()>& command) {

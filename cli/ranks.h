@@ -54,6 +54,8 @@ struct RankJob {
   // Of the command, for the ranks that are started with it.
   std::vector<std::string> arguments = {};
   Restarts restarts = {};
+  // What a signal that ends this process must not leave behind; may be empty.
+  std::function<void()> tidy = {};
 };
 
 // The exit code. REQUIRES: `place` of find_place(); world_size is its, where it

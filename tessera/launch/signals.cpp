@@ -1,12 +1,20 @@
 #include "tessera/launch/signals.h"
 
+#include <c10/util/Exception.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <ctime>
+#include <thread>
+#include <utility>
 
-#include <c10/util/Exception.h>
+#include "tessera/core/error.h"
+#include "tessera/core/fd.h"
+#include "tessera/launch/detail/signal_queue.h"
 
 namespace tessera::launch {
 namespace {
@@ -66,5 +74,37 @@ StopRequest::~StopRequest() {
 }
 
 int StopRequest::signal() const { return first_signal; }
+
+struct TidyUp::Impl {
+  detail::SignalQueue signals = {};
+  Fd end{eventfd(0, EFD_CLOEXEC)};
+  std::jthread thread = {};
+
+  void wait(const std::function<void()>& tidy) const {
+    pollfd events[] = {{.fd = signals.fd(), .events = POLLIN, .revents = 0},
+                       {.fd = end.get(), .events = POLLIN, .revents = 0}};
+    while (events[1].revents == 0) {
+      if (poll(events, 2, -1) < 0) continue;  // a signal, to be read next
+      const int signal = signals.next();
+      if (signal == 0) continue;
+      tidy();
+      std::signal(signal, SIG_DFL);
+      kill(getpid(), signal);
+    }
+  }
+};
+
+TidyUp::TidyUp(std::function<void()> tidy) : impl_(std::make_unique<Impl>()) {
+  TS_CHECK(impl_->end.open(),
+           "launch: no event for the end of a thread: ", std::strerror(errno),
+           ".");
+  impl_->thread = std::jthread(
+      [impl = impl_.get(), tidy = std::move(tidy)] { impl->wait(tidy); });
+}
+
+TidyUp::~TidyUp() {
+  eventfd_write(impl_->end.get(), 1);
+  impl_->thread.join();
+}
 
 }  // namespace tessera::launch

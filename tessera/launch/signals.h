@@ -1,5 +1,16 @@
-// A request to stop, by SIGTERM, SIGINT, SIGUSR1, or SIGHUP unless it is
-// ignored (nohup).
+// What a process does about SIGTERM, SIGINT, SIGUSR1, and SIGHUP unless it is
+// ignored (nohup), beside ending.
+#pragma once
+
+#include <chrono>
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace tessera::launch {
+
+// A request to stop.
 //
 // While one lives, the first signal sets a flag that the trainer polls at the
 // boundaries of steps and agrees on with all ranks; a second one ends the
@@ -7,14 +18,6 @@
 // the same request: a terminal and a launcher often both send one.
 // Threads: ranks that are threads share the one of their process; polling is
 //         free and safe from any thread.
-#pragma once
-
-#include <chrono>
-#include <csignal>
-#include <vector>
-
-namespace tessera::launch {
-
 class StopRequest {
  public:
   static constexpr auto kMerge = std::chrono::milliseconds(300);
@@ -30,6 +33,22 @@ class StopRequest {
 
  private:
   std::vector<struct sigaction> before_;
+};
+
+// While one lives, a signal ends the process as without it, but `tidy` runs
+// first, on a thread of its own, beside what the process does. Once its
+// destructor has begun, it does not.
+// REQUIRES: no StopRequest and no launcher (local.h) meanwhile.
+class TidyUp {
+ public:
+  explicit TidyUp(std::function<void()> tidy);
+  ~TidyUp();
+  TidyUp(const TidyUp&) = delete;
+  TidyUp& operator=(const TidyUp&) = delete;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace tessera::launch

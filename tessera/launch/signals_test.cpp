@@ -4,6 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
+
+#include "tessera/core/files.h"
+
 namespace tessera::launch {
 namespace {
 
@@ -63,6 +67,29 @@ TEST(StopRequest, AHangUpThatIsIgnoredStaysSo) {
   });
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(TidyUp, ASignalEndsTheProcessAsWithoutIt) {
+  const TemporaryFolder folder;
+  const std::string tidied = folder.file("tidied");
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGHUP}) {
+    const int status = status_of_child([&] {
+      const TidyUp tidy([&] { write_file_atomic(tidied, "tidied"); });
+      raise(signal);
+      let_pass(std::chrono::seconds(60));
+    });
+    EXPECT_TRUE(WIFSIGNALED(status));
+    EXPECT_EQ(WTERMSIG(status), signal);
+    EXPECT_TRUE(std::filesystem::remove(tidied)) << signal;
+  }
+  const int status = status_of_child([&] {
+    {
+      const TidyUp tidy([&] { write_file_atomic(tidied, "tidied"); });
+    }
+    raise(SIGTERM);
+  });
+  EXPECT_EQ(WTERMSIG(status), SIGTERM);
+  EXPECT_FALSE(std::filesystem::exists(tidied));
 }
 
 TEST(StopRequest, GivesTheSignalsBack) {

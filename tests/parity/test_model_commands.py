@@ -1,7 +1,11 @@
 """tessera eval and tessera generate against transformers, on the same folder."""
 
+import itertools
 import json
 import math
+import os
+import signal
+import subprocess
 
 import pytest
 import torch
@@ -40,6 +44,25 @@ def test_eval(tessera, folder, tmp_path, window):
     assert result["tokens"] == len(ids) - 1
     assert result["loss"] == pytest.approx(expected, rel=1e-5)
     assert result["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("flags", [[], ["--nproc", "2"], ["--nproc", "2", "--ranks", "threads"]],
+                         ids=["one rank", "processes", "threads"])
+def test_an_eval_that_is_stopped_leaves_no_tokens(program, folder, tmp_path, flags):
+    (tmp_path / "text.txt").write_text(TEXT * 3000)
+    kept = tmp_path / "tmp"
+    kept.mkdir()
+    command = [str(program), "eval", "--model", str(folder[0]), "--data", str(tmp_path / "text.txt"), "--seq-len", "8",
+               *flags]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                          env={**os.environ, "TMPDIR": str(kept)}) as running:
+        said = itertools.takewhile(lambda line: "evaluating" not in line, running.stderr)
+        assert "error" not in "".join(said)
+        assert list(kept.glob("tessera-eval-*/*"))
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=60)
+    assert running.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    assert not list(kept.iterdir())
 
 
 def test_a_model_that_was_made_longer(program, tessera, folder, tmp_path):
