@@ -277,8 +277,8 @@ std::string Tokenizer::decode_bytes(std::span<const int64_t> ids,
   std::string bytes;
   for (const int64_t id : ids) {
     // Ids that the vocabulary leaves out stand for nothing, as elsewhere.
-    TS_CHECK(id >= 0 && id < vocab_size(), "decode: no token has the id ", id,
-             "; the vocabulary's ids are 0 to ", vocab_size() - 1, ".");
+    TS_CHECK_IO(id >= 0 && id < vocab_size(), "decode: no token has the id ",
+                id, "; the vocabulary's ids are 0 to ", vocab_size() - 1, ".");
     if (special_tokens || !impl_->is_special[id]) bytes += impl_->bytes[id];
   }
   return bytes;

@@ -62,7 +62,7 @@ class Tokenizer {
   // detail/sections.h), and has the same ids.
   bool encodes_in_sections() const;
 
-  // Special tokens are left out unless asked for. TS_CHECK on an id that the
+  // Special tokens are left out unless asked for. TS_CHECK_IO on an id that the
   // vocabulary does not have.
   std::string decode(std::span<const int64_t> ids,
                      bool special_tokens = false) const;
