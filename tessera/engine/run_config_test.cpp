@@ -118,8 +118,9 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
         {"every", "keep", "keep_best", "async", "dir", "local_every",
          "local_dir"}},
        {"monitor",
-        {"every", "losses_late", "tensorboard", "trace", "replicas", "reruns",
-         "sample", "sample_prompt", "sample_tokens", "sample_temperature"}}};
+        {"every", "losses_late", "tensorboard", "by_rank", "trace", "replicas",
+         "reruns", "sample", "sample_prompt", "sample_tokens",
+         "sample_temperature"}}};
   std::vector<std::pair<std::string, std::vector<std::string>>> found;
   const Json sections = schema_properties();
   for (const auto& [name, section] : sections.items()) {

@@ -71,6 +71,12 @@ const std::vector<Field>& fields() {
 const std::vector<ListField>& list_fields() {
   using R = StepRecord;
   static const std::vector<ListField> all = {
+      {"work_s_by_rank", &R::work_s_by_rank},
+      {"comm_s_by_rank", &R::comm_s_by_rank},
+      {"exposed_comm_s_by_rank", &R::exposed_comm_s_by_rank},
+      {"comm_bytes_by_rank", &R::comm_bytes_by_rank},
+      {"bubble_by_rank", &R::bubble_by_rank},
+      {"mem_peak_mib_by_rank", &R::mem_peak_mib_by_rank},
       {"expert_load", &R::expert_load},
       {"expert_imbalance", &R::expert_imbalance},
       {"expert_dropped", &R::expert_dropped},

@@ -16,6 +16,9 @@ void MonitorConfig::declare(config::Section& section) {
       .at_least(0)
       .at_most(8);
   section.key("tensorboard", tensorboard, "write events for TensorBoard");
+  section.key("by_rank", by_rank,
+              "every step's figures of every rank too, as lists by rank: "
+              "work_s_by_rank and the like");
   section
       .key("trace", trace,
            "steps, from the second on, of which every instruction is traced; "

@@ -12,6 +12,7 @@ struct MonitorConfig {
   int64_t every = 10;
   int64_t losses_late = 0;
   bool tensorboard = true;
+  bool by_rank = false;
   int64_t trace = 0;
   int64_t replicas = 100;
   int64_t reruns = 0;

@@ -63,6 +63,9 @@ struct StepRecord {
   // ranks, and of the one that worked longest.
   std::optional<double> work_s, work_max_s;
   std::optional<int64_t> slowest_rank;
+  // The figures above of every rank, where monitor.by_rank asks for them.
+  std::vector<double> work_s_by_rank, comm_s_by_rank, exposed_comm_s_by_rank,
+      comm_bytes_by_rank, bubble_by_rank, mem_peak_mib_by_rank;
   std::optional<double> loss_scale;  // that this step used
   bool was_skipped = false;          // it updated nothing; in the summary alone
   std::optional<double> aux_loss;

@@ -104,6 +104,24 @@ void add_timeline(monitor::StepRecord& record, const double* sum,
   }
 }
 
+std::vector<double> column(const at::Tensor& fields, int64_t field) {
+  const at::Tensor values = fields.select(1, field).contiguous();
+  const auto* first = values.const_data_ptr<double>();
+  return {first, first + values.numel()};
+}
+
+// `fields`: (ranks, kFields); `works`: of a step whose timeline was taken.
+void add_by_rank(monitor::StepRecord& record, const at::Tensor& fields,
+                 const std::vector<double>* works) {
+  record.comm_s_by_rank = column(fields, kCommSeconds);
+  record.comm_bytes_by_rank = column(fields, kCommBytes);
+  record.mem_peak_mib_by_rank = column(fields, kMemory);
+  if (works == nullptr) return;
+  record.work_s_by_rank = *works;
+  record.bubble_by_rank = column(fields, kBubble);
+  record.exposed_comm_s_by_rank = column(fields, kExposed);
+}
+
 }  // namespace
 
 struct Metrics::Impl {
@@ -285,6 +303,10 @@ StepTotals Metrics::exchange(const StepShare& share) {
                           record);
     impl_->tell_of_stragglers();
   }
+  if (impl_->config.monitor.by_rank && world.size() > 1) {
+    add_by_rank(record, all,
+                share.timeline ? &impl_->stragglers.works() : nullptr);
+  }
   return totals;
 }
 
@@ -299,10 +321,13 @@ void Metrics::record(monitor::StepRecord record) {
   const auto& config = impl_->config;
   // A rank that waits for the first one to write the last step's line begins
   // the step before it, by as much.
-  record.comm_s = std::min(record.comm_s, record.step_s);
-  if (record.exposed_comm_s) {
-    record.exposed_comm_s = std::min(*record.exposed_comm_s, record.step_s);
-  }
+  const auto cut = [&](double& seconds) {
+    seconds = std::min(seconds, record.step_s);
+  };
+  cut(record.comm_s);
+  if (record.exposed_comm_s) cut(*record.exposed_comm_s);
+  std::ranges::for_each(record.comm_s_by_rank, cut);
+  std::ranges::for_each(record.exposed_comm_s_by_rank, cut);
   record.tokens = config.batch.global * config.data.seq_len;
   const auto speed = impl_->throughput(record);
   record.tokens_per_s = speed.tokens_per_s;

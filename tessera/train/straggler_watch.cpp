@@ -64,28 +64,27 @@ void StragglerWatch::add(const at::Tensor& seconds,
                          monitor::StepRecord& record) {
   if (ranks_.empty()) return;
   const std::vector<SecondsByKind> rows = rows_of(seconds);
-  std::vector<double> works;
+  works_.clear();
   for (monitor::RankWork& of : ranks_) {
     const SecondsByKind& row = rows[of.rank];
-    works.push_back(work_in(row));
-    of.work_s += works.back();
+    works_.push_back(work_in(row));
+    of.work_s += works_.back();
     of.wait_s += at(row, SpanKind::kWait);
   }
-  const auto slowest = std::ranges::max_element(works);
-  record.slowest_rank = slowest - works.begin();
+  const auto slowest = std::ranges::max_element(works_);
+  record.slowest_rank = slowest - works_.begin();
   record.work_max_s = *slowest;
-  record.work_s = std::accumulate(works.begin(), works.end(), 0.0) /
-                  static_cast<double>(works.size());
+  record.work_s = std::accumulate(works_.begin(), works_.end(), 0.0) /
+                  static_cast<double>(works_.size());
   ++ranks_[*record.slowest_rank].slowest_in;
-  if (beside_.size() > 1) compare(rows, works);
+  if (beside_.size() > 1) compare(rows);
 }
 
-void StragglerWatch::compare(const std::vector<SecondsByKind>& seconds,
-                             const std::vector<double>& works) {
+void StragglerWatch::compare(const std::vector<SecondsByKind>& seconds) {
   std::vector<double> beside;
-  for (const int64_t rank : beside_) beside.push_back(works[rank]);
-  if (works[rank_] > kTimes * lower_median(beside)) ++slow_steps_;
-  step_s_ += works[rank_] + at(seconds[rank_], SpanKind::kWait);
+  for (const int64_t rank : beside_) beside.push_back(works_[rank]);
+  if (works_[rank_] > kTimes * lower_median(beside)) ++slow_steps_;
+  step_s_ += works_[rank_] + at(seconds[rank_], SpanKind::kWait);
   for (const SpanKind kind : kWork) {
     const auto i = static_cast<size_t>(kind);
     std::vector<double> of_kind;

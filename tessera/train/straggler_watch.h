@@ -39,18 +39,20 @@ class StragglerWatch {
   void add(const at::Tensor& seconds, monitor::StepRecord& record);
   // That this rank has become a straggler, or is none any longer.
   std::optional<News> take_news() { return std::exchange(news_, {}); }
+  // In seconds of the last step, by rank; none where there is one rank.
+  const std::vector<double>& works() const { return works_; }
   // Since the start, by rank; none where there is one rank.
   const std::vector<monitor::RankWork>& ranks() const { return ranks_; }
 
  private:
-  void compare(const std::vector<monitor::SecondsByKind>& seconds,
-               const std::vector<double>& works);
+  void compare(const std::vector<monitor::SecondsByKind>& seconds);
   void judge();
   std::string straggler_text() const;
 
   const mesh::DeviceMesh mesh_;
   const int64_t rank_;
   std::vector<int64_t> beside_;  // those with the same work, this one too
+  std::vector<double> works_;
   std::vector<monitor::RankWork> ranks_;
   int64_t steps_ = 0, slow_steps_ = 0;  // of kSteps
   // Of these steps: this rank's seconds by kind, those of the others at their

@@ -131,7 +131,8 @@ def test_a_folder_of_runs_and_a_page_on_them(tessera, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({
         "run": {"steps": 6, "dir": "runs", "threads": 1}, "batch": {"global": 4}, "checkpoint": {"every": 3},
         "model": {"layers": 1, "hidden": 32, "heads": 4, "vocab": 300, "max_seq": 32},
-        "data": {"train": "text.txt", "valid": "text.txt", "seq_len": 16}, "monitor": {"tensorboard": False}}))
+        "data": {"train": "text.txt", "valid": "text.txt", "seq_len": 16},
+        "monitor": {"tensorboard": False, "by_rank": True}}))
     for name, steps in ("one", 6), ("two", 3), ("two", 6):
         tessera("train", "run.json", "--nproc", 2, f"--run.name={name}", f"--run.steps={steps}", cwd=tmp_path)
     runs = {row["name"]: row for row in inspect(tessera, tmp_path / "runs")["runs"]}
@@ -163,11 +164,18 @@ def test_a_folder_of_runs_and_a_page_on_them(tessera, tmp_path):
     for line in (tmp_path / "runs" / "one" / "metrics.jsonl").read_text().splitlines():
         step = json.loads(line)
         assert 0 < step["comm_s"] <= step["step_s"] and step["exposed_comm_s"] <= step["step_s"]
+        of_ranks = {key: step[f"{key}_by_rank"] for key in ("work_s", "comm_s", "exposed_comm_s", "comm_bytes", "bubble",
+                                                            "mem_peak_mib")}
+        assert all(len(values) == 2 for values in of_ranks.values())
+        assert all(step[key] == max(of_ranks[key]) for key in ("comm_s", "comm_bytes", "mem_peak_mib"))
+        assert step["work_s"] == pytest.approx(sum(of_ranks["work_s"]) / 2) and step["bubble"] == 0
+        assert step["work_max_s"] == of_ranks["work_s"][step["slowest_rank"]]
 
     page = tmp_path / "runs" / "two" / "report.html"
     assert tessera("report", tmp_path / "runs" / "two").strip() == str(page)
     text = page.read_text()
     assert "resumed after step 3" in text and "all_reduce" in text and "<script" not in text
+    assert "work by rank" in text and "memory by rank" in text
     tessera("report", tmp_path / "runs" / "one", tmp_path / "runs" / "two", "--out", tmp_path / "both.html")
     assert "Configured otherwise" in (tmp_path / "both.html").read_text()
     tessera("report", tmp_path, code=74)

@@ -88,6 +88,12 @@ constexpr Parts kParts[] = {
     {"expert_dropped.", "dropped by experts, by layer", "share of choices"},
     {"routing_entropy.", "entropy of routing by layer", "nats"},
     {"seconds.", "where a step goes", "seconds by kind, mean over ranks"},
+    {"work_s_by_rank.", "work by rank", "seconds without waits"},
+    {"comm_s_by_rank.", "communication by rank", "seconds under way"},
+    {"exposed_comm_s_by_rank.", "communication waited for, by rank", "seconds"},
+    {"comm_bytes_by_rank.", "communication by rank", "bytes"},
+    {"bubble_by_rank.", "pipeline bubble by rank", "share of the step"},
+    {"mem_peak_mib_by_rank.", "memory by rank", "MiB at the peak"},
 };
 
 std::string row(const std::vector<std::string>& cells, const char* tag = "td",
