@@ -13,6 +13,7 @@
 #include "tessera/benchmark/tune.h"
 #include "tessera/comm/comm_config.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/core/broken_pipe.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/host.h"
@@ -65,6 +66,7 @@ class BenchCommand {
         .ranks = ranks,
         .ranks_are = is_rank ? "processes of " + place.source : flags_.ranks,
         .build = version_line()};
+    ignore_broken_pipes();  // who reads along may stop before the ranks do
     if (is_rank) return run_rank(place);
     comm::check_tuning_table();
     for (const bench::Series& series : plan_.series) {

@@ -19,6 +19,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/engine/run_config.h"
+#include "tessera/launch/signals.h"
 #include "tessera/train/changes.h"
 #include "tessera/train/model_files.h"
 #include "tessera/train/run_folder.h"
@@ -103,7 +104,7 @@ void write_run(const ConvertFlags& flags, const train::ModelSource& source,
                   "model.from.");
   const fs::path run = source.tokenizer_folder;
   const fs::path to = folder_named(flags.to);
-  const auto saved = train::saved_run_from(
+  auto saved = train::saved_run_from(
       checkpoint::read_manifest(source.path).extra, source.path);
   auto config = engine::run_config_from_text(saved.config, source.path);
   config.run.name = to.filename();
@@ -117,7 +118,9 @@ void write_run(const ConvertFlags& flags, const train::ModelSource& source,
   fs::create_directories(folder.logs(), error);  // by which it is a run's
   TS_CHECK_IO(!error, "--to ", flags.to, ": cannot be made: ", error.message(),
               ".");
-  checkpoint::reshard(source.path, folder.checkpoints(), flags.shards);
+  saved.line_base = -1;  // commits are counted anew there
+  checkpoint::reshard(source.path, folder.checkpoints(), flags.shards,
+                      train::to_json(saved));
   write_file_atomic(folder.config(), text);
   if (fs::exists(run / "tokenizer.json")) {
     write_file_atomic(folder.tokenizer(), read_file(run / "tokenizer.json"));
@@ -235,20 +238,25 @@ void run_convert(const ConvertFlags& flags) {
        !fs::exists(each); each = each.parent_path()) {
     made = each;
   }
-  try {
-    if (flags.shards > 0) {
-      write_run(flags, source, written);
-    } else {
-      write_hugging_face(flags, std::move(source), written.string());
-    }
-    if (is_new) become(written, to);
-  } catch (...) {  // half a folder would refuse the next try
+  // Half a folder would refuse the next try.
+  const auto remove = [&] {
     std::error_code error;
     if (!made.empty()) fs::remove_all(made, error);
     for (fs::directory_iterator each(written, error), end; each != end;
          each.increment(error)) {
       fs::remove_all(each->path(), error);
     }
+  };
+  try {
+    const launch::TidyUp tidy(remove);
+    if (flags.shards > 0) {
+      write_run(flags, source, written);
+    } else {
+      write_hugging_face(flags, std::move(source), written.string());
+    }
+    if (is_new) become(written, to);
+  } catch (...) {
+    remove();
     throw;
   }
   std::cout << flags.to << std::endl;

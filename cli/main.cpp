@@ -24,6 +24,9 @@
 namespace tessera::cli {
 namespace {
 
+constexpr const char* kNotWritten =
+    "standard output cannot be written. Is the disk full?";
+
 int exit_code = static_cast<int>(ExitCode::kOk);
 
 std::vector<std::string> names_of_commands(const CLI::App& program) {
@@ -58,6 +61,7 @@ void set_exit_code(int code) { exit_code = code; }
 
 int run_program(int argc, char** argv) {
   ignore_file_size_limits();
+  name_unreadable_files();
   CLI::App program("Trains transformers across many processes.", "tessera");
   program.set_version_flag("--version", version_line());
   program.set_help_all_flag("--help-all", "Help of every command");
@@ -88,10 +92,15 @@ int run_program(int argc, char** argv) {
     }
     program.parse(argc, argv);
     TS_CHECK_IO(std::cout.flush().good() || is_broken_pipe(STDOUT_FILENO),
-                "standard output cannot be written. Is the disk full?");
+                kNotWritten);
     return exit_code;
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return program.exit(error);  // --help
+    if (error.get_exit_code() == 0) {  // --help
+      program.exit(error);
+      return std::cout.flush().good() || is_broken_pipe(STDOUT_FILENO)
+                 ? static_cast<int>(ExitCode::kOk)
+                 : failed(kNotWritten, ExitCode::kInputOutput);
+    }
     return usage_error(program, error.what(), first_word);
   } catch (const Error& error) {
     return failed(message_of(error), error.exit_code());
@@ -150,6 +159,5 @@ int main(int argc, char** argv) {
   open_standard_files();
   leave_libraries_as_they_are();
   tessera::cli::begin_to_throw_out_of_memory();
-  tessera::cli::name_unreadable_files();
   return tessera::cli::run_program(argc, argv);
 }

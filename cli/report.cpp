@@ -27,14 +27,12 @@ void run_report(const ReportFlags& flags) {
               ? (std::filesystem::path(flags.runs[0]) / "report.html").string()
               : "report.html";
   }
-  const std::string page = monitor::report::page_of(runs);
-  const std::string begin = page.substr(0, page.find('\n'));
   TS_CHECK_USAGE(!std::filesystem::is_regular_file(out) ||
-                     read_file(out).starts_with(begin),
+                     read_file(out).starts_with(monitor::report::kBeginOfPage),
                  "--out ", out,
                  " is there already and is no page of a report; nothing was "
                  "written.");
-  write_file_atomic(out, page);
+  write_file_atomic(out, monitor::report::page_of(runs));
   std::cout << out << std::endl;
 }
 

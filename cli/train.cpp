@@ -43,11 +43,10 @@ struct TrainFlags {
   bool print_config = false;
 };
 
+// -1: there is none.
 int64_t newest_commit(const std::string& folder) {
-  for (const auto& found : checkpoint::list_checkpoints(folder)) {
-    if (found.complaint.empty()) return found.sequence;
-  }
-  return -1;  // there is none
+  const auto newest = checkpoint::newest_checkpoint(folder);
+  return newest ? newest->sequence : -1;
 }
 
 // What only a new checkpoint changes, wherever it is.

@@ -138,6 +138,13 @@ void remove_other_folders(const LocalPlace& place, const std::string& kept) {
     std::error_code failed;
     try {
       const FileLock lock(path, "it stays");
+      // Whose it is goes last: a start that is killed here is followed by one
+      // that still knows it.
+      for (const auto& each : fs::directory_iterator(path)) {
+        if (each.path() != path + kOwnerFile) {
+          fs::remove_all(each.path(), failed);
+        }
+      }
       fs::remove_all(path, failed);
     } catch (const Error& error) {
       log::info(message_of(error));

@@ -153,16 +153,20 @@ std::vector<StepFolder> list_checkpoints(const std::string& folder) {
   return steps;
 }
 
+std::optional<StepFolder> newest_checkpoint(const std::string& folder) {
+  const auto all = list_checkpoints(folder);
+  const auto found = std::ranges::find_if(
+      all, [](const StepFolder& each) { return each.complaint.empty(); });
+  return found == all.end() ? std::nullopt : std::optional(*found);
+}
+
 void go_back_to(const std::string& folder, int64_t step) {
   const std::string name = detail::step_name(step);
-  for (const StepFolder& found : list_checkpoints(folder)) {
-    if (!found.complaint.empty()) continue;
-    if (found.step == step) return;
-    write_file_atomic(folder + kResumedFrom,
-                      c10::str(name, " ", found.sequence, "\n"));
-    write_file_atomic(folder + "/latest", name + "\n");
-    return;
-  }
+  const auto newest = newest_checkpoint(folder);
+  if (!newest || newest->step == step) return;
+  write_file_atomic(folder + kResumedFrom,
+                    c10::str(name, " ", newest->sequence, "\n"));
+  write_file_atomic(folder + "/latest", name + "\n");
 }
 
 std::string step_folder(const std::string& folder, int64_t step) {

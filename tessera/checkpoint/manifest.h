@@ -80,6 +80,9 @@ struct StepFolder {
 // counts as committed then.
 std::vector<StepFolder> list_checkpoints(const std::string& folder);
 
+// The first of them that can be read.
+std::optional<StepFolder> newest_checkpoint(const std::string& folder);
+
 // A run goes on from DIR/step-N, which is not the newest: DIR/resumed-from says
 // so, and DIR/latest. What was saved behind it is another branch from then on.
 void go_back_to(const std::string& folder, int64_t step);

@@ -46,7 +46,7 @@ State state_of(const Manifest& manifest, int64_t ranks, int64_t rank) {
 }  // namespace
 
 int64_t reshard(const std::string& step_folder, const std::string& folder,
-                int64_t ranks) {
+                int64_t ranks, const std::optional<std::string>& extra) {
   const Manifest manifest = read_manifest(step_folder);
   const TensorReader reader(step_folder, state_of(manifest, 1, 0));
   const std::string temporary =
@@ -64,10 +64,12 @@ int64_t reshard(const std::string& step_folder, const std::string& folder,
   }
   std::string mesh = manifest.mesh;
   if (!mesh.starts_with(kTrainedOn)) mesh = kTrainedOn + mesh;
-  const Manifest written = detail::manifest_of(
-      parts, detail::base_in(folder),
-      {.step = manifest.step, .mesh = mesh, .extra = manifest.extra},
-      temporary);
+  const Manifest written =
+      detail::manifest_of(parts, detail::base_in(folder),
+                          {.step = manifest.step,
+                           .mesh = mesh,
+                           .extra = extra.value_or(manifest.extra)},
+                          temporary);
   write_file_atomic(temporary + "/" + kManifestName, format_manifest(written));
   detail::commit_step(folder, temporary, manifest.step);
   write_file_atomic(folder + "/latest",

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace tessera::checkpoint {
@@ -11,9 +12,10 @@ namespace tessera::checkpoint {
 // Writes FOLDER/step-N with a file for each of so many ranks, who have a part
 // of every tensor along dim 0, in chunks as FSDP2 cuts them; returns the step.
 // By one process, a part at a time: they need not fit into memory together.
+// `extra`: in place of the source's.
 // Errors: TS_CHECK_IO with file and tensor, also where the source is bad; no
 //         step-N is there then, and the next save in FOLDER removes the rest.
 int64_t reshard(const std::string& step_folder, const std::string& folder,
-                int64_t ranks);
+                int64_t ranks, const std::optional<std::string>& extra = {});
 
 }  // namespace tessera::checkpoint

@@ -1,6 +1,7 @@
 #include "tessera/monitor/json_lines.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -65,6 +66,8 @@ LineFile::LineFile(const std::string& path) : path_(path) {
       open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   TS_CHECK_IO(fd_.open(), "monitor: cannot open ", path,
               " for appending: ", std::strerror(errno), ".");
+  // What an earlier start's summary says has ended goes on.
+  futimens(fd_.get(), nullptr);
 }
 
 void JsonLines::step(const StepRecord& record) {

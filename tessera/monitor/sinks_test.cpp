@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -505,6 +506,20 @@ TEST(Summary, KnowsTheLowestLossOfTheStartsBefore) {
   const Json json = parse_json(read_file(info.folder + "/summary.json"), "it");
   EXPECT_EQ(json["best_valid_loss"], 2.5);
   EXPECT_EQ(json["last_valid_loss"], 7);
+}
+
+TEST(Summary, TheLowestLossIsOneThatIsANumber) {
+  const TemporaryFolder folder;
+  const RunInfo info = info_in(folder.file("run"), 4);
+  auto sink = make_sinks({.every = 1000, .tensorboard = false}, info);
+  for (const double loss : {std::nan(""), 2.0, std::nan(""), 3.0}) {
+    StepRecord record = record_of(5);
+    record.validation = {.loss = loss, .tokens = 1, .seconds = 1};
+    sink->step(record);
+  }
+  sink->close({});
+  const Json json = parse_json(read_file(info.folder + "/summary.json"), "it");
+  EXPECT_EQ(json["best_valid_loss"], 2.0);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "tessera/monitor/summary.h"
 
+#include <cmath>
+
 #include "tessera/core/files.h"
 #include "tessera/monitor/detail/json_text.h"
 
@@ -26,8 +28,9 @@ void Summary::step(const StepRecord& record) {
     links_[{link.from, link.to}] = link;
   if (!record.validation) return;
   last_valid_loss_ = record.validation->loss;
-  best_valid_loss_ =
-      std::min(best_valid_loss_.value_or(*last_valid_loss_), *last_valid_loss_);
+  best_valid_loss_ =  // of those that are numbers
+      std::fmin(best_valid_loss_.value_or(*last_valid_loss_),
+                *last_valid_loss_);
 }
 
 void Summary::close(const RunEnd& end) {

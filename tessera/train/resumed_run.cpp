@@ -167,11 +167,8 @@ std::string resumed_folder(const std::string& resume,
                            const std::string& folder) {
   if (resume == "never") return "";
   if (resume == "auto") {
-    for (const auto& found : checkpoint::list_checkpoints(folder)) {
-      if (!found.complaint.empty()) continue;
-      return checkpoint::step_folder(folder, found.step);
-    }
-    return "";
+    const auto newest = checkpoint::newest_checkpoint(folder);
+    return newest ? checkpoint::step_folder(folder, newest->step) : "";
   }
   TS_CHECK_IO(fs::exists(fs::path(resume) / checkpoint::kManifestName),
               "--resume: ", resume,

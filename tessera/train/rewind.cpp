@@ -209,10 +209,8 @@ Rewind kept_rewind(const RunFolder& folder, int64_t step, comm::Group& world) {
 int64_t newest_commit(const RunFolder& folder, comm::Group& world) {
   int64_t newest = -1;
   comm::on_first(world, "listing " + folder.checkpoints(), [&] {
-    for (const auto& found :
-         checkpoint::list_checkpoints(folder.checkpoints())) {
-      if (found.complaint.empty()) newest = std::max(newest, found.sequence);
-    }
+    const auto found = checkpoint::newest_checkpoint(folder.checkpoints());
+    if (found) newest = found->sequence;
   });
   return comm::numbers_of_rank_0(world, {newest})[0];
 }

@@ -95,10 +95,7 @@ class Trainer {
     if (checkpoints_.local() != nullptr && !is_from_local_) {
       checkpoints_.local()->begin_anew();
     }
-    if (is_resumed_ && saves_anywhere()) {
-      on_rank_0("going on from " + options_.resume,
-                [&] { go_on_from(options_.resume, folder_.checkpoints()); });
-    }
+    if (saves_anywhere()) go_on_from_resumed();
     open_monitor();
     return loop_and_close();
   }
@@ -113,6 +110,13 @@ class Trainer {
   // On a disk that may be slow; the others wait for it.
   void on_rank_0(const std::string& doing, const std::function<void()>& work) {
     comm::on_first(ranks_.world(), doing, work);
+  }
+
+  // What is saved next was trained on from there, whatever is newer.
+  void go_on_from_resumed() {
+    if (!is_resumed_) return;
+    on_rank_0("going on from " + options_.resume,
+              [&] { go_on_from(options_.resume, folder_.checkpoints()); });
   }
 
   // The folder and this rank's log.
@@ -146,10 +150,14 @@ class Trainer {
 
   // What was done may be in the memory of hosts alone.
   ExitCode end_at_once() {
-    if (is_from_local_ && config_.checkpoint.saves()) {
-      checkpoints_.save_last(step_, [this] { return content(); });
-      checkpoints_.local()->remove();
+    if (checkpoints_.local() == nullptr || !config_.checkpoint.saves()) {
+      return ExitCode::kOk;
     }
+    if (is_from_local_) {
+      checkpoints_.save_last(step_, [this] { return content(); });
+    }
+    // Also what a start left that was killed once its last checkpoint stood.
+    if (options_.resume == "auto") checkpoints_.local()->remove();
     return ExitCode::kOk;
   }
 
@@ -575,6 +583,7 @@ class Trainer {
     if (!saves_anywhere()) {  // a run that is stopped
       if (leads()) locks_.take_checkpoints(config_, folder_);
       require_shared(folder_.checkpoints(), ranks_.world());
+      go_on_from_resumed();
     }
     checkpoints_.save_last(step_, [this] { return content(); });
     model_->release_files();

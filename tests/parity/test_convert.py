@@ -1,7 +1,6 @@
 """tessera convert: its memory, and what comes between while it works."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -51,8 +50,7 @@ def test_what_is_stopped_or_changed_while_it_is_converted_leaves_nothing_under_i
         meanwhile(process)
         process.send_signal(signal.SIGCONT)
         _, errors = process.communicate(timeout=120)
-        for left in tmp_path.glob("whole.tmp-*"):  # by a signal
-            shutil.rmtree(left)
+        assert not list(tmp_path.glob("whole*"))
         return process.returncode, errors
 
     def change(_):
@@ -61,9 +59,9 @@ def test_what_is_stopped_or_changed_while_it_is_converted_leaves_nothing_under_i
             file.write(1000 * b"A")
 
     code, _ = converted(lambda process: process.terminate())
-    assert code == -signal.SIGTERM and not target.exists()
+    assert code == -signal.SIGTERM
     code, errors = converted(change)
-    assert code == 74 and "something writes to it" in errors and not target.exists(), errors
+    assert code == 74 and "something writes to it" in errors, errors
 
 
 @pytest.mark.parametrize("name", ["step-3", "step-1/whole"])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from runs import ENDLESS, children_of, configuration, stop_after
 
 MANY = 150_000
 LETTERS = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -150,3 +152,17 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_named(program, tmp_path):
         reads.kill()
     assert reads.returncode == 74, errors
     assert re.search(rf"error: {tmp_path}/a[?]b.txt: byte \d+ cannot be had: the file became shorter", errors), errors
+
+
+def test_ranks_that_are_started_name_it_too(program, tokens, tmp_path):
+    caught = []
+
+    def look(process):
+        for rank in children_of(process.pid):
+            mask = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{rank}/status").read_text()).group(1)
+            caught.append(int(mask, 16) >> (signal.SIGBUS - 1) & 1)
+        process.terminate()
+
+    path = configuration(tokens, tmp_path, mesh={"dp": 2}, checkpoint={"every": 0}, **ENDLESS)
+    code, errors = stop_after(program, path, tmp_path, 2, look, "--nproc", "2")
+    assert code == 75 and caught == [1, 1], errors

@@ -178,6 +178,8 @@ def test_a_folder_of_runs_and_a_page_on_them(tessera, tmp_path):
     assert "work by rank" in text and "memory by rank" in text
     tessera("report", tmp_path / "runs" / "one", tmp_path / "runs" / "two", "--out", tmp_path / "both.html")
     assert "Configured otherwise" in (tmp_path / "both.html").read_text()
+    tessera("report", tmp_path / "runs" / "one", "--out", tmp_path / "both.html")
+    assert "Configured otherwise" not in (tmp_path / "both.html").read_text()
     tessera("report", tmp_path, code=74)
 
 

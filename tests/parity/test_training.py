@@ -232,6 +232,16 @@ def test_batches_that_are_skipped_are_as_if_they_had_never_been(program, tokens,
     assert_same_bits(whole, checkpoint(tmp_path / "back"))
 
 
+def test_a_run_that_saves_only_when_it_is_stopped_goes_on_from_what_it_was_told(program, tokens, tmp_path):
+    run(program, tokens, tmp_path, checkpoint={"every": 5, "keep": 0}, **until(10), step=10)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    code, errors = stop_after(program, str(tmp_path / "run.json"), tmp_path, 20, lambda process: process.terminate(),
+                              f"--resume={checkpoints / 'step-5'}", "--checkpoint.every=0", "--run.steps=100000")
+    assert code == 75, errors
+    stopped = json.loads((checkpoints / f"step-{steps_written(tmp_path)}" / "manifest.json").read_text())
+    assert stopped["parent"] == 5 and (checkpoints / "resumed-from").read_text().startswith("step-5 ")
+
+
 def flip_a_bit_of(pid, pattern):
     """Where these bytes are in a process's memory: the lowest bit of the first."""
     places = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]

@@ -29,6 +29,15 @@ void remove_tree(const fs::path& path) {
               ": cannot be removed: ", describe_errno(failed.value()));
 }
 
+// Files that are still read over a network cannot go yet.
+void remove_or_tell(const fs::path& path) {
+  try {
+    remove_tree(path);
+  } catch (const Error& error) {
+    log::warning("checkpoint: a leftover stays: ", message_of(error));
+  }
+}
+
 bool is_leftover(const std::string& name) {
   return (name.starts_with(kPrefix) && name.ends_with(".tmp")) ||
          name.starts_with("latest.tmp-") || name.starts_with("best.tmp-") ||
@@ -76,11 +85,7 @@ std::string last_part(const std::string& path) {
 
 void remove_leftovers(const std::string& folder) {
   for (const fs::path& path : leftovers_in(folder)) {
-    try {
-      remove_tree(path);
-    } catch (const Error& error) {
-      log::warning("checkpoint: a leftover stays: ", message_of(error));
-    }
+    remove_or_tell(path);
   }
 }
 
@@ -105,7 +110,7 @@ void commit_step(const std::string& folder, const std::string& temporary,
   } else if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD,
                          final_path.c_str(), RENAME_EXCHANGE) == 0) {
     sync_path(folder);
-    remove_tree(temporary);
+    remove_or_tell(temporary);
   } else {
     // Not every file system exchanges: then there is a moment without step N.
     const std::string replaced = final_path + ".replaced.tmp";
@@ -117,7 +122,7 @@ void commit_step(const std::string& folder, const std::string& temporary,
       throw;
     }
     sync_path(folder);
-    remove_tree(replaced);
+    remove_or_tell(replaced);
   }
   sync_path(folder);
 }

@@ -395,12 +395,13 @@ std::string page_of(const std::vector<RunHistory>& runs) {
   std::vector<std::string> names;
   for (const RunHistory& run : runs) names.push_back(run.name);
   const std::string title = escaped(c10::Join(", ", names));
-  std::string text = c10::str(
-      "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">"
-      "<meta name=\"viewport\" content=\"width=device-width\">"
-      "<title>",
-      title, " - Tessera</title><style>", kStyle, "</style><h1>", title,
-      "</h1>\n", overview(runs), charts(runs));
+  std::string text =
+      c10::str(kBeginOfPage,
+               "<meta charset=\"utf-8\"><meta name=\"viewport\" "
+               "content=\"width=device-width\">"
+               "<title>",
+               title, " - Tessera</title><style>", kStyle, "</style><h1>",
+               title, "</h1>\n", overview(runs), charts(runs));
   if (runs.size() == 1 && !runs.front().resumed_after.empty()) {
     text += "<p class=\"soft\">A red line: the run was resumed there.</p>\n";
   }

@@ -10,6 +10,11 @@
 
 namespace tessera::monitor::report {
 
+// By which such a page is told from another file.
+inline constexpr const char* kBeginOfPage =
+    "<!doctype html><html lang=\"en\">"
+    "<meta name=\"generator\" content=\"tessera report\">";
+
 // HTML. REQUIRES: at least one.
 std::string page_of(const std::vector<RunHistory>& runs);
 
