@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 
+#include "cli/commands.h"
 #include "cli/parameter_words.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/core/error.h"
@@ -148,6 +149,7 @@ Json describe_checkpoints(const fs::path& folder, const Verify& verify) {
                             : std::string("not verified (use --verify)");
     } else {
       row["state"] = found.complaint;
+      if (verify) set_exit_code(static_cast<int>(ExitCode::kInputOutput));
     }
     if (name == best) row["best"] = "best";
     rows.push_back(row);

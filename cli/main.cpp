@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -90,7 +91,14 @@ int run_program(int argc, char** argv) {
       std::cerr << program.help();
       return static_cast<int>(ExitCode::kUsage);
     }
-    program.parse(argc, argv);
+    if (first_word == "help") {                     // tessera help train
+      std::vector<std::string> words = {"--help"};  // the last one first
+      words.insert(words.end(), std::reverse_iterator(argv + argc),
+                   std::reverse_iterator(argv + 2));
+      program.parse(std::move(words));
+    } else {
+      program.parse(argc, argv);
+    }
     TS_CHECK_IO(std::cout.flush().good() || is_broken_pipe(STDOUT_FILENO),
                 kNotWritten);
     return exit_code;

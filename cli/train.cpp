@@ -23,6 +23,7 @@
 #include "tessera/launch/signals.h"
 #include "tessera/launch/store.h"
 #include "tessera/train/preflight.h"
+#include "tessera/train/resumed_run.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/state.h"
 #include "tessera/train/trained_model.h"
@@ -103,11 +104,16 @@ class TrainCommand {
  private:
   void run_command(int argc, char** argv) {
     const auto place = find_place(flags_.ranks);
+    flags_.resume = train::checkpoint_of(flags_.resume);
+    std::vector<std::string> arguments(argv, argv + argc);
+    replace_flag(arguments, "--resume", flags_.resume);
     const int64_t nproc = flags_.ranks.nproc;
-    TS_CHECK_USAGE(!config_.mesh.star() || nproc <= 1, "--nproc ", nproc,
+    TS_CHECK_USAGE(!config_.mesh.star() || nproc <= 1 ||
+                       nproc == engine::implied_world_size(config_),
+                   "--nproc ", nproc,
                    " with mesh.data_parallel dp, "
                    "whose devices are threads of one process. Set mesh.dp to "
-                   "their number and leave --nproc out.");
+                   "their number, and leave --nproc out or give the same.");
     check_restarts(place);
     const int64_t world_size =
         place.source == "none" ? wanted_world() : place.world_size;
@@ -145,8 +151,8 @@ class TrainCommand {
                    .resume = flags_.resume,
                    .stop_requested = [&] { return stop->requested(); }}));
             },
-        .arguments = {argv, argv + argc},
-        .restarts = restarts({argv, argv + argc})};
+        .arguments = arguments,
+        .restarts = restarts(arguments)};
     const auto tell = [&](int code) {
       if (place.source == "none") tell_what_stays(code);
     };
@@ -372,7 +378,7 @@ void add_train(CLI::App& program, int argc, char** argv) {
   add_rank_flags(*command, flags->ranks);
   command
       ->add_option("--resume", flags->resume,
-                   "auto, never, or a checkpoint folder")
+                   "auto, never, a checkpoint folder, or a run's")
       ->take_last();
   command
       ->add_option("--max-restarts", flags->max_restarts,

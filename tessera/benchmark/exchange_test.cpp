@@ -131,6 +131,30 @@ TEST(Exchange, WhatWasNotExchangedIsWrong) {
   });
 }
 
+// Also over more ranks than int8 counts to.
+TEST(Pattern, ReductionsAreExactOverAnyNumberOfRanks) {
+  using enum comm::ReduceOp;
+  constexpr int64_t kRound = 2;
+  for (const int64_t ranks : {7, 48, 63, 64, 127, 128, 400}) {
+    const Pattern pattern(kMostElements, ranks);
+    for (const std::string_view name : dtype_names()) {
+      at::Tensor sum = at::zeros({kMostElements}, *dtype_of(name));
+      at::Tensor product = at::ones_like(sum);
+      const at::Tensor one = at::empty_like(sum);
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        pattern.write(one, rank, kRound, kSum);
+        sum.add_(one);
+        pattern.write(one, rank, kRound, kProduct);
+        product.mul_(one);
+      }
+      EXPECT_EQ(pattern.count_not_reduced(sum, kRound, kSum), 0)
+          << ranks << ' ' << name;
+      EXPECT_EQ(pattern.count_not_reduced(product, kRound, kProduct), 0)
+          << ranks << ' ' << name;
+    }
+  }
+}
+
 // The fake backend gives back this rank's values as its peers'.
 TEST(Exchange, ValuesOfAnotherRankAreWrong) {
   const auto ranks =

@@ -78,6 +78,13 @@ double epsilon_of(at::ScalarType dtype) {
                              : std::numeric_limits<double>::epsilon();
 }
 
+// One rank in so many is another than the rest, and of all ranks no more than
+// `most`. No multiple of 3: then 3 rank has each remainder equally often.
+int64_t one_rank_in(int64_t ranks, int64_t most, int64_t least) {
+  const int64_t each = std::max(least, (ranks + most - 1) / most);
+  return each % 3 == 0 ? each + 1 : each;
+}
+
 }  // namespace
 
 Pattern::Pattern(int64_t numel, int64_t ranks) : ranks_(ranks), hash_(numel) {
@@ -87,9 +94,13 @@ Pattern::Pattern(int64_t numel, int64_t ranks) : ranks_(ranks), hash_(numel) {
 double Pattern::value(int64_t hash, int64_t rank, int64_t round,
                       Redop redop) const {
   const int64_t mixed = hash + 3 * rank + round;
-  if (redop == comm::ReduceOp::kProduct) return mixed % 8 == 0 ? 2 : 1;
-  const int64_t numbers = redop ? std::max<int64_t>(1, 127 / ranks_) : 127;
-  return static_cast<double>(1 + mixed % numbers);
+  // int8 holds 2^6, and a sum of 127.
+  if (redop == comm::ReduceOp::kProduct) {
+    return mixed % one_rank_in(ranks_, 6, 8) == 0 ? 2 : 1;
+  }
+  const int64_t numbers = redop ? 127 / ranks_ : 127;
+  if (numbers > 1) return static_cast<double>(1 + mixed % numbers);
+  return mixed % one_rank_in(ranks_, 127, 2) == 0 ? 1 : 0;
 }
 
 double Pattern::reduced(int64_t hash, int64_t round,

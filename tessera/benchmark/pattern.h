@@ -2,11 +2,12 @@
 //
 // Element i of rank r in round k is a small whole number of hash(i), r and k:
 // another place, another rank, an older round and memory that nobody wrote all
-// show. Numbers are so small that every sum of them is exact in every dtype.
+// show. Numbers are so small that every sum and product of them is exact in
+// every dtype, of any number of ranks.
 //   moved:   1 + (h(i) + 3 r + k) mod 127
-//   reduced: 1 + (h(i) + 3 r + k) mod (127 / ranks); of a product 1 or 2
+//   reduced: 1 + (h(i) + 3 r + k) mod (127 / ranks); beyond 63 ranks 0, or 1 of
+//            at most 127 of them; of a product 1, or 2 of at most 6
 // with 0 <= h(i) < 127. Means may round: they are compared within two ulps.
-// Beyond 63 ranks all numbers to sum are 1.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -209,7 +209,9 @@ class Load {
       const TensorEntry& entry = state_.tensors[i];
       const auto names = names_in(manifest_, entry);
       for (size_t slice = 0; slice < names.size(); ++slice) {
-        for (Part part : saved[names[slice]]) {
+        const auto found = saved.find(names[slice]);
+        if (found == saved.end()) continue;  // refused later, by name
+        for (Part part : found->second) {
           part.place = part.saved->box;
           part.is_slice = names[slice] != entry.name;
           if (part.is_slice) stack(part.place, static_cast<int64_t>(slice));

@@ -252,15 +252,14 @@ TEST(RunConfig, DamagedTextIsReadOrRefused) {
   EXPECT_GT(refused, 2000);
 }
 
-TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
-  const std::vector<std::pair<const char*, const char*>> cases = {
-      {R"({"precision": {"reduce": "fp64"}})", "precision.reduce"}};
-  for (const auto& [text, part] : cases) {
-    const std::string message = refusal(text);
-    EXPECT_NE(message.find(part), std::string::npos) << text << message;
-    EXPECT_NE(message.find("is not built yet. Use "), std::string::npos)
-        << message;
-  }
+TEST(RunConfig, GradientsAreReducedInFp64WhereTheyAreComputedInIt) {
+  RunConfig config = minimal();
+  config.precision = {.compute = "fp64", .reduce = "fp64"};
+  EXPECT_EQ(completed(config, 1), "");
+  config.precision = {.compute = "fp32", .reduce = "fp64"};
+  EXPECT_EQ(completed(config, 1),
+            "precision.reduce is fp64 and precision.compute fp32, whose "
+            "gradients are kept in fp32 at most. Use auto.");
 }
 
 TEST(RunConfig, WhatLiesInFilesIsNotCopiedForCheckpoints) {

@@ -26,6 +26,7 @@ void ask_for_whole_matrices(RunConfig& config) {
   config.whole_matrices =
       optim::update_rule(optimizer.type).of_whole != nullptr;
   config.orthogonalised_in_bf16 = optimizer.muon.dtype == "bf16";
+  config.orthogonal_steps = optimizer.muon.steps;
 }
 
 namespace {

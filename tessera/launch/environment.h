@@ -51,8 +51,8 @@ struct RankEnvironment {
   std::string source = "none";
   std::string note;  // what was seen and not used, for the log; may be empty
   Rendezvous rendezvous;
-  // How long to wait for absent peers. /* = 15 s; TESSERA_JOIN_TIMEOUT_S */
-  std::chrono::milliseconds join_timeout = std::chrono::seconds(15);
+  // How long to wait for absent peers. /* = 10 s; TESSERA_JOIN_TIMEOUT_S */
+  std::chrono::milliseconds join_timeout = std::chrono::seconds(10);
 
   std::string describe() const;  // "rank 1 of 4 (torchrun), local 1 of 2 ..."
 };

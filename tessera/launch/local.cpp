@@ -1,8 +1,11 @@
 #include "tessera/launch/local.h"
 
+#include <arpa/inet.h>
 #include <malloc.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,6 +54,19 @@ bool can_be_copied() {
          show_kept();
 }
 
+// Of the loopback, at this moment; 0: there is none.
+uint16_t free_port() {
+  const Fd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  const bool is_bound = bind(listener.get(), any, size) == 0 &&
+                        getsockname(listener.get(), any, &size) == 0;
+  return is_bound ? ntohs(address.sin_port) : 0;
+}
+
 class LocalRun {
  public:
   explicit LocalRun(const LocalOptions& options)
@@ -86,6 +102,7 @@ class LocalRun {
   const LocalOptions& options_;
   detail::SignalQueue signals_;
   Fd store_;
+  const std::string master_port_ = std::to_string(free_port());
   std::vector<Rank> ranks_;
   int64_t oom_kills_before_;
 
@@ -144,6 +161,13 @@ std::vector<std::string> LocalRun::variables_of(int64_t rank) const {
   all["TESSERA_WORLD_SIZE"] = all["TESSERA_LOCAL_WORLD_SIZE"] = count;
   all["TESSERA_NODE"] = "0";
   all["TESSERA_STORE"] = c10::str("/proc/self/fd/", store_.get());
+  if (!options_.as_copy) {
+    all["RANK"] = all["LOCAL_RANK"] = number;
+    all["WORLD_SIZE"] = all["LOCAL_WORLD_SIZE"] = count;
+    all["GROUP_RANK"] = "0";
+    all.emplace("MASTER_ADDR", kLoopback);  // unless set
+    all.emplace("MASTER_PORT", master_port_);
+  }
   std::vector<std::string> list;
   for (const auto& [name, value] : all) list.push_back(name + "=" + value);
   return list;

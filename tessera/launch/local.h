@@ -4,6 +4,8 @@
 // TESSERA_LOCAL_RANK, TESSERA_LOCAL_WORLD_SIZE, TESSERA_NODE and TESSERA_STORE
 // (for discover() and join()). The store is a file in memory that the ranks
 // inherit: no network port, no name in a file system, nothing to clean up.
+// Programs that know torchrun alone find RANK, WORLD_SIZE and its others, and
+// a MASTER_PORT at the loopback that was free, which nothing here listens on.
 // Failure: when a rank ends badly, the others get SIGTERM, and SIGKILL after
 //         `grace`. The first cause is the last thing on stderr: last lines,
 //         rank, host, signal or exit code, hint.

@@ -142,6 +142,21 @@ TEST_F(Local, TellsEachRankItsPlaceAndSharesTheCoresOut) {
   EXPECT_EQ(content("place2"), "2 3 2 3 0 hello " + threads + "\n");
 }
 
+TEST_F(Local, AProgramThatKnowsTorchrunFindsItsPlace) {
+  LocalOptions options =
+      shell(2,
+            "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK "
+            "$MASTER_ADDR $MASTER_PORT > place$RANK");
+  EXPECT_EQ(Launcher(options).finish(), 0);
+  EXPECT_THAT(content("place1"),
+              ::testing::MatchesRegex("1 2 1 2 0 127.0.0.1 [1-9][0-9]+\n"));
+  EXPECT_EQ(content("place0").substr(1),
+            " 2 0 2" + content("place1").substr(7));
+  options.environment = {{"MASTER_ADDR", "a-host"}, {"MASTER_PORT", "77"}};
+  EXPECT_EQ(Launcher(options).finish(), 0);
+  EXPECT_EQ(content("place1"), "1 2 1 2 0 a-host 77\n");
+}
+
 TEST_F(Local, ACopyHasWhatAProgramWouldHave) {
   const Fd of_launcher(open("/dev/null", O_RDONLY | O_CLOEXEC));
   const Fd of_ranks(open("/dev/null", O_RDONLY));

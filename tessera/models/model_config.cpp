@@ -8,6 +8,47 @@
 #include "tessera/models/family.h"
 
 namespace tessera::models {
+namespace {
+
+double real_of(int64_t size) { return static_cast<double>(size); }
+
+// Elements of the matrices of a block's attention.
+double attention_elements(const ModelConfig& of) {
+  const double hidden = real_of(of.hidden), heads = real_of(of.heads);
+  const double width = real_of(of.head_dim), value = real_of(of.value_dim());
+  const double out = hidden * heads * value;
+  const LatentConfig& latent = of.latent;
+  if (latent.rope_dim == 0) {
+    return hidden * width * (heads + 2 * real_of(of.kv_heads)) + out;
+  }
+  const double rope = real_of(latent.rope_dim);
+  const double q_rank = real_of(latent.q_rank);
+  const double kv_rank = real_of(latent.kv_rank);
+  const double q =
+      q_rank > 0 ? q_rank * (hidden + heads * width) : hidden * heads * width;
+  return q + hidden * (kv_rank + rope) +
+         kv_rank * heads * (width - rope + value) + out;
+}
+
+// Of those of the whole model, without norms and biases.
+double elements_of(const ModelConfig& of, const Family& family) {
+  const double hidden = real_of(of.hidden);
+  const double with_experts = real_of(of.layers_with_experts());
+  const double dense = real_of(of.num_blocks()) - with_experts;
+  const double mlp =
+      (nn::has_gate(family.mlp) ? 3 : 2) * hidden * real_of(of.ffn);
+  const double experts =
+      hidden * (real_of(of.moe.experts) +
+                3 * real_of(of.moe.experts + of.moe.shared_experts) *
+                    real_of(of.moe.ffn));
+  const double places =
+      family.learned_positions ? real_of(of.max_seq) * hidden : 0;
+  return real_of(of.num_blocks()) * attention_elements(of) + dense * mlp +
+         with_experts * experts + 2 * real_of(of.mtp.layers) * hidden * hidden +
+         2 * real_of(of.vocab) * hidden + places;
+}
+
+}  // namespace
 
 void MoeConfig::declare(config::Section& section) {
   section
@@ -504,20 +545,24 @@ void ModelConfig::complete() {
   check_countable();
 }
 
-// What a run holds is counted in bytes of 64 bits.
+// What a run holds is counted in bytes of 64 bits, and so are the operations
+// of a token (flops_per_token).
 void ModelConfig::check_countable() const {
-  constexpr double kMost = 1e15;
-  const auto real = [](int64_t size) { return static_cast<double>(size); };
-  const double of_experts =
-      real(moe.experts + moe.shared_experts) * real(moe.ffn);
-  const double of_layer = 4 * real(hidden) * real(heads) * real(head_dim) +
-                          3 * real(hidden) * std::max(real(ffn), of_experts);
-  const double all = real(layers) * of_layer + 2 * real(vocab) * real(hidden);
+  constexpr double kMost = 1e15, kMostOperations = 1e18;
+  const double all = elements_of(*this, family_named(family));
   TS_CHECK_CONFIG(
       all < kMost, "model: some ", count_text(all), " parameters; at most ",
       count_text(kMost),
       " can be counted. Lower model.layers, hidden, heads, head_dim, "
       "ffn, vocab, moe.experts or moe.ffn.");
+  const double keys = real_of(num_blocks()) * real_of(max_seq);
+  const double operations =
+      6 * real_of(heads) * real_of(head_dim + value_dim()) * keys;
+  TS_CHECK_CONFIG(
+      operations < kMostOperations, "model: attention of a token over ",
+      "model.max_seq ", max_seq, " takes some ", count_text(operations),
+      " operations; at most ", count_text(kMostOperations),
+      " can be counted. Lower model.max_seq, layers, heads or head_dim.");
 }
 
 }  // namespace tessera::models

@@ -13,6 +13,7 @@
 #include "tessera/models/generate.h"
 #include "tessera/models/hugging_face_config.h"
 #include "tessera/models/hugging_face_names.h"
+#include "tessera/models/trace/model_facts.h"
 #include "tests/support/experts.h"
 
 namespace tessera::models {
@@ -663,6 +664,91 @@ TEST(ModelConfigOf, MoreParametersThanCanBeCountedAreRefused) {
   }
 }
 
+std::string refusal_of(ModelConfig config) {
+  try {
+    config.complete();
+  } catch (const Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+// In latent attention, and in the blocks of modules ahead.
+TEST(ModelConfigOf, EveryMatrixIsCounted) {
+  ModelConfig config;
+  config.family = "deepseek_v3";
+  config.hidden = 4096;
+  config.heads = 1 << 10;
+  config.head_dim = 128;
+  config.layers = 100;
+  EXPECT_EQ(refusal_of(config), "");
+  config.latent.kv_rank = 1 << 24;  // 3e12 in a layer
+  EXPECT_EQ(refusal_of(config), "");
+  config.layers = 320;
+  EXPECT_EQ(refusal_of(config), "");
+  config.mtp.layers = 64;
+  EXPECT_THAT(refusal_of(config), ::testing::HasSubstr("can be counted"));
+}
+
+TEST(ModelConfigOf, MoreOperationsThanCanBeCountedAreRefused) {
+  ModelConfig config;
+  config.layers = 10000;
+  config.hidden = 64;
+  config.heads = 1 << 20;
+  config.head_dim = 2;
+  EXPECT_EQ(refusal_of(config), "");
+  config.max_seq = 1 << 24;
+  EXPECT_THAT(refusal_of(config),
+              ::testing::HasSubstr("attention of a token over model.max_seq "
+                                   "16777216 takes some"));
+}
+
+// On a GPU it is a mask, and where several heads of queries read one of keys
+// all scores are there.
+TEST(ModelFacts, AWindowCostsWhatRunsOnTheDevice) {
+  const auto block = [](int64_t kv_heads, int64_t window,
+                        c10::DeviceType device) {
+    ModelConfig config;
+    config.family = "mistral";
+    config.layers = 1;
+    config.hidden = 32;
+    config.heads = 4;
+    config.kv_heads = kv_heads;
+    config.max_seq = 64;
+    config.window = window;
+    return trace::facts_of(trace::TracedModel(config, 2, 64),
+                           {.device = device})
+        .units.at(1);
+  };
+  constexpr int64_t kTokens = 64, kWidth = 8, kScores = 2 * 4 * 64 * 64;
+  const auto more_kept = [&](int64_t kv_heads) {
+    return block(kv_heads, 8, at::kCUDA).kept_bytes -
+           block(kv_heads, 0, at::kCUDA).kept_bytes;
+  };
+  EXPECT_EQ(more_kept(4), kTokens * kTokens * 4);
+  EXPECT_GT(more_kept(2), 2 * kScores * 4);
+  for (const int64_t kv_heads : {4, 2}) {
+    EXPECT_EQ(block(kv_heads, 8, at::kCUDA).forward.attention,
+              4 * kScores * kWidth);
+    EXPECT_EQ(block(kv_heads, 8, at::kCPU).forward.attention,
+              4 * kScores / kTokens * 8 * kWidth);
+  }
+  EXPECT_EQ(block(4, 8, at::kCUDA).backward_input.attention,
+            10 * kScores * kWidth);
+  EXPECT_EQ(block(2, 8, at::kCUDA).backward_input.attention,
+            8 * kScores * kWidth);
+}
+
+// Where a folder has no tokenizer that says it, and transformers' own default
+// is a token.
+TEST(HuggingFaceConfigOf, NoTokenIsPaddingUnlessItIsSaid) {
+  for (const char* family : {"olmo2", "gemma3_text", "phi3"}) {
+    EXPECT_THAT(hugging_face_config_json({.model = small(family)}),
+                ::testing::HasSubstr("\"pad_token_id\": null"))
+        << family;
+  }
+}
+
 TEST(HuggingFaceConfigOf, QwenWithSizesAlone) {
   const auto read = [](const std::string& family, const std::string& more) {
     return parse_hugging_face_config(
@@ -760,6 +846,27 @@ std::string phi3(const std::string& key) {
          key + "}";
 }
 
+// As transformers reads an object of each kind of layer.
+TEST(HuggingFaceConfigOf, YarnOfGemma3) {
+  const auto read = [](const std::string& more) {
+    return parse_hugging_face_config(
+               gemma3(R"("original_max_position_embeddings": 2,
+                         "rope_parameters": {"truncate": false,
+                           "full_attention": {"rope_type": "yarn",
+                                              "factor": 2.0)" +
+                      more + "}}"),
+               "config.json")
+        .model;
+  };
+  const ModelConfig config = read(R"(, "original_max_position_embeddings": 4)");
+  EXPECT_EQ(config.rope_scaling.original_max_seq, 4);
+  EXPECT_FALSE(config.rope_scaling.truncate);
+  EXPECT_EQ(read("").rope_scaling.original_max_seq, 8);
+  const auto back = parse_hugging_face_config(
+      hugging_face_config_json({.model = config}), "text");
+  EXPECT_EQ(back.model.rope_scaling, config.rope_scaling);
+}
+
 class BadConfigTest : public ::testing::TestWithParam<BadConfig> {};
 
 TEST_P(BadConfigTest, IsRefusedByName) {
@@ -824,6 +931,13 @@ INSTANTIATE_TEST_SUITE_P(
                       "sliding_attention": {"rope_type": "linear",
                                             "factor": 2.0}})"),
                   "sliding_attention: rope_type is \"linear\""},
+        BadConfig{"truncate_of_a_kind", gemma3(R"("rope_parameters": {
+                      "full_attention": {"rope_type": "yarn", "factor": 2.0,
+                                         "truncate": false}})"),
+                  "full_attention: truncate is false, which is not supported"},
+        BadConfig{"truncate_of_a_scaling", gemma3(R"("rope_scaling": {
+                      "rope_type": "yarn", "factor": 2.0, "truncate": false})"),
+                  "full_attention: truncate is false"},
         BadConfig{"longrope", phi3(R"("rope_scaling": {"type": "longrope",
                       "short_factor": [1.0], "long_factor": [1.0]})"),
                   "rope_scaling: type is \"longrope\", whose frequencies "

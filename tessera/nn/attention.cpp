@@ -25,7 +25,12 @@ void append(KvCache& cache, at::Tensor& k, at::Tensor& v) {
     cache.keys = at::empty(shape, k.options().requires_grad(false));
     cache.values = at::empty_like(cache.keys);
   }
-  cache.keys.narrow(1, cache.length, tokens).copy_(k);
+  const at::Tensor keys = cache.keys.narrow(1, cache.length, tokens);
+  // Copies would be broadcast.
+  TS_CHECK(k.sizes() == keys.sizes() && v.sizes() == keys.sizes(),
+           "attention: a cache of ", cache.keys.sizes(), " is not for keys ",
+           k.sizes(), " and values ", v.sizes(), ".");
+  keys.copy_(k);
   cache.values.narrow(1, cache.length, tokens).copy_(v);
   cache.length += tokens;
   k = cache.keys.narrow(1, 0, cache.length);
@@ -41,14 +46,6 @@ at::Tensor plain_attention(const at::Tensor& q, const at::Tensor& k,
              /*dropout_p=*/0.0, is_causal, /*scale=*/{},
              /*enable_gqa=*/q.size(2) != k.size(2))
       .transpose(1, 2);
-}
-
-// What each query (T) sees of the keys.
-at::Tensor window_mask(const at::Tensor& q, int64_t window) {
-  const int64_t tokens = q.size(1);
-  return at::ones({tokens, tokens}, q.options().dtype(at::kBool))
-      .tril_()
-      .triu_(1 - window);
 }
 
 // Of tokens behind those that `k` and `v` begin with.
@@ -105,7 +102,7 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k,
     if (wants_own) say_who_attends(q);
     if (sight.window == 0) return plain_attention(q, k, v, /*is_causal=*/true);
     return plain_attention(q, k, v, /*is_causal=*/false,
-                           window_mask(q, sight.window));
+                           seen_keys(q.size(1), sight.window, q.options()));
   }
   return attention_of_all(q, k, v, sight);
 }
@@ -122,6 +119,8 @@ void Attention::set_region(const Region& region) {
 
 at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
                               KvCache* cache, CoreAgain* again) const {
+  TORCH_INTERNAL_ASSERT(!cache || !again,
+                        "a cache is for generation, without a backward");
   const at::Tensor x = enter_ ? enter_(input) : input;
   // The flash kernel divides by the length: it must not see an empty batch.
   TS_CHECK(x.size(0) > 0 && x.size(1) > 0, "attention: an empty batch ",

@@ -55,7 +55,7 @@ class Attention : public Block {
  public:
   // With `again` the core keeps q, k and v alone, and it says how the rest is
   // computed before the backward.
-  // REQUIRES: with a cache, neither documents nor dropout.
+  // REQUIRES: with a cache, neither documents nor dropout, nor `again`.
   at::Tensor forward(const at::Tensor& x, const Places& places,
                      KvCache* cache = nullptr,
                      CoreAgain* again = nullptr) const;

@@ -5,7 +5,9 @@
 
 #include <cmath>
 
+#include "tessera/core/error.h"
 #include "tessera/nn/detail/remade.h"
+#include "tessera/nn/detail/second_derivatives.h"
 #include "tessera/nn/gpu/program.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/matmul.h"
@@ -42,6 +44,7 @@ class SharedRmsNorm : public torch::autograd::Function<SharedRmsNorm> {
 
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients) {
+    detail::refuse_second_derivatives("RMSNorm over several ranks");
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &inverse_rms = saved[2];
     const auto holder = ctx->saved_data["mean"].toCapsule();
@@ -199,6 +202,12 @@ at::Tensor activated(MlpKind kind, const at::Tensor& gate,
   const bool is_silu = kind == MlpKind::kSwiGlu;
   if (detail::has_loops(up) &&
       uses(is_silu ? Kernel::kSwiGlu : Kernel::kGeGlu)) {
+    TS_CHECK(gate.sizes() == up.sizes() &&
+                 gate.scalar_type() == up.scalar_type() &&
+                 gate.device() == up.device(),
+             "a gate of ", gate.scalar_type(), " ", gate.sizes(), " on ",
+             gate.device(), " is not for ", up.scalar_type(), " ", up.sizes(),
+             " on ", up.device(), ".");
     return detail::Glu::apply(is_silu ? Gate::kSilu : Gate::kGelu, gate, up);
   }
   return (is_silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up;

@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "tessera/nn/detail/second_derivatives.h"
+
 namespace tessera::nn {
 
 using torch::autograd::AutogradContext;
@@ -46,6 +48,7 @@ class KeepsInputs : public torch::autograd::Function<KeepsInputs> {
   // goes.
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients) {
+    detail::refuse_second_derivatives("Attention that is computed again");
     const auto held = c10::static_intrusive_pointer_cast<Held>(
         ctx->saved_data["state"].toCapsule());
     const State& state = *held->state;

@@ -80,6 +80,17 @@ TEST(CoreAgain, GoesBackwardTwice) {
   EXPECT_TRUE(at::equal(of.weight.grad(), plain.weight.grad()));
 }
 
+TEST(CoreAgain, HasNoSecondDerivative) {
+  const Inputs of = inputs(at::kFloat);
+  CoreAgain again;
+  const at::Tensor z = again.forward(core, of.q, of.k, of.v).sum();
+  again.let_go();
+  again.compute();
+  EXPECT_THROW(torch::autograd::grad({z}, {of.q}, {}, /*retain_graph=*/true,
+                                     /*create_graph=*/true),
+               c10::Error);
+}
+
 TEST(CoreAgain, IsRefusedWhereNothingWasComputed) {
   const Inputs of = inputs(at::kFloat);
   CoreAgain again;

@@ -14,6 +14,7 @@
 #include "tessera/nn/detail/drop.h"
 #include "tessera/nn/detail/kernel_table.h"
 #include "tessera/nn/detail/mask.h"
+#include "tessera/nn/detail/second_derivatives.h"
 
 namespace tessera::nn {
 namespace {
@@ -105,6 +106,7 @@ class AddKept : public torch::autograd::Function<AddKept> {
 
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients) {
+    detail::refuse_second_derivatives("Dropout");
     const at::Tensor gradient = gradients[0].contiguous();
     at::Tensor dx = at::empty(gradient.sizes(), gradient.options());
     keep({}, gradient, dx, saved_dropout(ctx->saved_data["dropout"]),

@@ -41,7 +41,7 @@ struct Draw {
 
 // One dropout of a model, in a micro-batch.
 struct Dropout {
-  double rate = 0;  // 0: there is none
+  double rate = 0;  // below 1, where it is used; 0: there is none
   random::PhiloxKey key = {};
   int64_t first_sample = 0;
   int64_t first_head = 0;  // of those that are here

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "tessera/core/error.h"
 #include "tessera/nn/detail/kernel_table.h"
 #include "tessera/nn/detail/mask.h"
 #include "tests/support/masks.h"
@@ -84,6 +85,20 @@ TEST(Dropout, LeavesViewsAndLetsPartsOfAGraphBeWithout) {
   torch::autograd::backward(
       {add_kept(past, whole.clone(), dropout, {{0, 3}}).sum()});
   EXPECT_TRUE(at::equal(past.grad(), at::ones_like(past)));
+}
+
+TEST(Dropout, HasNoSecondDerivative) {
+  const at::Tensor x = at::randn({1, 2, 8}, at::kDouble).requires_grad_();
+  const at::Tensor y = add_kept({}, x * 1.0, dropout_of(0.5), {{0, 2}});
+  EXPECT_THROW(torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true,
+                                     /*create_graph=*/true),
+               Error);
+}
+
+TEST(Dropout, KeepsSomething) {
+  for (const double rate : {1.0, 1.5}) {
+    EXPECT_THROW(kept(dropout_of(rate), {1, 2, 3}), Error);
+  }
 }
 
 // Standard deviations from the mean, of shares that are kept of n.

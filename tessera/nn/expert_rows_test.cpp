@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "tessera/core/error.h"
+#include "tessera/nn/grouped_linear.h"
+
 namespace tessera::nn {
 namespace {
 
@@ -91,6 +94,16 @@ TEST(ExpertRows, OfBf16AreRoundedOnce) {
   EXPECT_LT(
       ((y.to(at::kDouble) - wanted).abs() / wanted.abs()).max().item<double>(),
       0x1p-8);
+}
+
+TEST(ExpertRows, TheirProductsHaveNoSecondDerivatives) {
+  const at::Tensor rows = at::randn({3, 4}, at::kDouble).requires_grad_();
+  const at::Tensor weight = at::randn({3, 5, 4}, at::kDouble);
+  const at::Tensor y = grouped_product(rows, weight, RowGroups({1, 0, 2}));
+  EXPECT_THROW(torch::autograd::grad({y.sum()}, {rows}, {},
+                                     /*retain_graph=*/true,
+                                     /*create_graph=*/true),
+               Error);
 }
 
 TEST(ExpertRows, HaveSecondDerivatives) {

@@ -10,10 +10,12 @@
 #include <cmath>
 #include <tuple>
 
+#include "tessera/core/error.h"
 #include "tessera/core/parallel.h"
 #include "tessera/nn/detail/flash.h"
 #include "tessera/nn/detail/kernel_table.h"
 #include "tessera/nn/detail/mask.h"
+#include "tessera/nn/detail/second_derivatives.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
@@ -25,8 +27,24 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kQueries = kernels::kAttentionQueries;
 
+// What loops go by unasked: (B, T, H, E), and twice (B, S, K, E).
+bool have_fitting_heads(const at::Tensor& q, const at::Tensor& k,
+                        const at::Tensor& v) {
+  const auto is_alike = [&](const at::Tensor& x) {
+    return x.dim() == 4 && x.scalar_type() == q.scalar_type() && x.is_cpu() &&
+           x.stride(3) == 1;
+  };
+  return is_alike(q) && is_alike(k) && is_alike(v) && v.sizes() == k.sizes() &&
+         k.size(0) == q.size(0) && k.size(3) == q.size(3) && k.size(2) > 0 &&
+         q.size(2) % k.size(2) == 0;
+}
+
 FlashShape shape_of(const at::Tensor& q, const at::Tensor& k,
-                    const FlashRuns& runs) {
+                    const at::Tensor& v, const FlashRuns& runs) {
+  TS_CHECK(have_fitting_heads(q, k, v),
+           "flash_attention: there are no loops for q ", q.sizes(), ", k ",
+           k.sizes(), " and v ", v.sizes(), " of ", q.scalar_type(), ", ",
+           k.scalar_type(), " and ", v.scalar_type(), ".");
   return {q.size(0), q.size(1), q.size(2),
           k.size(2), q.size(3), static_cast<bool>(runs.dropout)};
 }
@@ -78,7 +96,7 @@ void share_out(const Work& work, const at::TensorOptions& wide,
 std::tuple<at::Tensor, at::Tensor> detail::flash_forward(
     const kernels::Kernels& by, const at::Tensor& q, const at::Tensor& k,
     const at::Tensor& v, const FlashRuns& runs) {
-  const FlashShape shape = shape_of(q, k, runs);
+  const FlashShape shape = shape_of(q, k, v, runs);
   at::Tensor out = at::empty(q.sizes(), q.options());
   at::Tensor lse = at::empty({shape.samples, shape.heads, shape.tokens},
                              q.options().dtype(wide_type(q)));
@@ -116,7 +134,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> detail::flash_backward(
     const kernels::Kernels& by, const at::Tensor& gradient, const at::Tensor& q,
     const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
     const at::Tensor& lse, const FlashRuns& runs) {
-  const FlashShape shape = shape_of(q, k, runs);
+  const FlashShape shape = shape_of(q, k, v, runs);
+  TS_CHECK(gradient.sizes() == q.sizes() && out.sizes() == q.sizes(),
+           "flash_attention: a gradient ", gradient.sizes(), " and an output ",
+           out.sizes(), " of q ", q.sizes(), ".");
   at::Tensor dq = at::empty(q.sizes(), q.options());
   at::Tensor dk = at::empty(k.sizes(), k.options());
   at::Tensor dv = at::empty(v.sizes(), v.options());
@@ -250,6 +271,7 @@ class FlashAttention : public torch::autograd::Function<FlashAttention> {
 
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients) {
+    detail::refuse_second_derivatives("Attention");
     const auto saved = ctx->get_saved_variables();
     const at::Tensor gradient =
         gradients[0].stride(3) == 1 ? gradients[0] : gradients[0].contiguous();
@@ -265,18 +287,24 @@ class FlashAttention : public torch::autograd::Function<FlashAttention> {
 
 bool takes_flash(const at::Tensor& q, const at::Tensor& k,
                  const at::Tensor& v) {
-  const auto is_taken = [&](const at::Tensor& x) {
-    return x.is_cpu() && x.scalar_type() == q.scalar_type() && x.stride(3) == 1;
-  };
   const at::ScalarType type = q.scalar_type();
   return (type == at::kDouble || type == at::kFloat || type == at::kBFloat16 ||
           type == at::kHalf) &&
-         q.size(1) == k.size(1) && is_taken(q) && is_taken(k) && is_taken(v);
+         have_fitting_heads(q, k, v) && q.size(1) == k.size(1);
+}
+
+at::Tensor seen_keys(int64_t tokens, int64_t window,
+                     const at::TensorOptions& options) {
+  const at::Tensor past =
+      at::ones({tokens, tokens}, options.dtype(at::kBool)).tril_();
+  return window > 0 ? past.triu(1 - window) : past;
 }
 
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const Dropout& dropout,
                            int64_t window) {
+  TS_CHECK(q.size(1) == k.size(1), "flash_attention: ", q.size(1),
+           " queries over ", k.size(1), " keys.");
   return FlashAttention::apply(q, k, v, dropout, window);
 }
 

@@ -41,11 +41,15 @@ struct FlashShape {
   bool drops = false;
 };
 
-// Differentiable. REQUIRES: takes_flash(q, k, v).
+// Differentiable once. REQUIRES: takes_flash(q, k, v).
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const Dropout& dropout = {},
                            int64_t window = 0);
 bool takes_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+// For whoever attends by a mask: which keys each of so many queries sees, of
+// the last `window`, or with 0 of all before it. (T, T) of bool.
+at::Tensor seen_keys(int64_t tokens, int64_t window,
+                     const at::TensorOptions& options);
 
 // A run of queries over one of keys, and where they begin in the sequence.
 struct FlashRuns {

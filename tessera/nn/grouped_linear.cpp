@@ -12,6 +12,7 @@
 #include "tessera/core/device.h"
 #include "tessera/core/host_read.h"
 #include "tessera/core/parallel.h"
+#include "tessera/nn/detail/second_derivatives.h"
 #include "tessera/nn/gpu/one_pass.h"
 #include "tessera/nn/gpu/program.h"
 #include "tessera/nn/kernel_choice.h"
@@ -108,13 +109,16 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
 
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients) {
+    detail::refuse_second_derivatives("A product of experts");
     const auto saved = ctx->get_saved_variables();
     const Way way = c10::static_intrusive_pointer_cast<Held>(
                         ctx->saved_data["way"].toCapsule())
                         ->way;
     const at::Tensor rows = saved[0].detach(), &weight = saved[1];
     const at::Tensor d_y = gradients[0].contiguous();
-    const at::Tensor d_rows = by_rows(d_y, weight.detach(), way);
+    at::Tensor d_rows;
+    if (ctx->needs_input_grad(0)) d_rows = by_rows(d_y, weight.detach(), way);
+    if (!ctx->needs_input_grad(1)) return {d_rows, {}, {}};
     if (const auto queue = WeightQueue::open_for(ctx)) {
       // Without what made them, which holds the queue.
       queue->add([weight, way, d_y, rows] {
@@ -125,7 +129,6 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
       });
       return {d_rows, {}, {}};
     }
-    if (!weight.requires_grad()) return {d_rows, {}, {}};
     if (adds_in_place(weight)) {
       add_to_weight(weight, d_y, rows, way);
       return {d_rows, {}, {}};

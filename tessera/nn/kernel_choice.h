@@ -21,7 +21,7 @@ enum class Kernel {
   kGelu,             // GPT-2's activation by one exponential, not by tanh
   kAttention,        // causal attention by flash_attention.h, not by LibTorch
   kBf16Attention,    // its bf16 products by the processor's bf16 arithmetic
-  kNormBranch,       // RMSNorm's gradient and the residual's in one pass
+  kNormBranch,       // a norm's gradient and the residual's in one pass
   kCrossEntropy,     // the loss and its gradient, row by row
   kHeadByRows,       // logits are there for some rows at a time
   kInputsAgain,      // products do not keep what a norm or activation made

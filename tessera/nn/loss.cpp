@@ -10,6 +10,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/ignore_index.h"
 #include "tessera/nn/detail/one_pass.h"
+#include "tessera/nn/detail/second_derivatives.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/wide_type.h"
@@ -72,6 +73,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
   static torch::autograd::variable_list backward(
       torch::autograd::AutogradContext* ctx,
       const torch::autograd::variable_list& gradients) {
+    detail::refuse_second_derivatives("The cross-entropy");
     at::Tensor gradient = ctx->saved_data["gradient"].toTensor();
     TS_CHECK(gradient.defined(),
              "cross_entropy: its gradient was used up by a first backward; "
@@ -111,7 +113,12 @@ LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets,
       targets.sizes(), " do not belong together.");
   TS_CHECK(targets.scalar_type() == at::kLong, "cross_entropy: targets are ",
            targets.scalar_type(), ", not int64.");
+  TS_CHECK(targets.device() == logits.device(), "cross_entropy: logits on ",
+           logits.device(), " and targets on ", targets.device(), ".");
   const at::Tensor flat_logits = logits.reshape({rows, logits.size(-1)});
+  TS_CHECK(!scale || flat_logits.is_alias_of(logits), "cross_entropy: logits ",
+           logits.sizes(), " of strides ", logits.strides(),
+           " are no view of rows, into which their gradient could go.");
   const at::Tensor flat = targets.reshape({-1});
   const at::Tensor is_target = flat != kIgnoreIndex;
   const LossOf loss_of = [&](const at::Tensor& given,
@@ -146,6 +153,10 @@ LossSum head_loss(const Head& head, at::Tensor hidden,
   const at::Tensor all = hidden.detach().view({-1, weight.size(1)});
   const at::Tensor flat = targets.reshape({-1});
   const int64_t rows = all.size(0);
+  TS_CHECK(hidden.size(-1) == weight.size(1) && flat.size(0) == rows,
+           "head_loss: hidden states ", hidden.sizes(), ", a head ",
+           weight.sizes(), " and targets ", targets.sizes(),
+           " do not belong together.");
   const int64_t step = head_rows(rows, head.columns, all.is_cpu());
   const at::Tensor rows_of_head = aligned(weight.detach());
   const int64_t columns = weight.size(0),

@@ -7,7 +7,8 @@
 // Memory:  where a gradient is asked for, by autograd or by a scale, it takes
 //          the place of `logits`: give them up, or pass a clone. There is no
 //          second (N, V). head_loss() with a scale has not even one, but for
-//          head_rows() of the rows (kernel_choice.h: head_by_rows).
+//          head_rows() of the rows (kernel_choice.h: head_by_rows). Autograd
+//          hears that logits change: who kept them for a backward is told.
 // Kernel:  on the CPU and on GPUs rows go once through the cache
 //          (kernel_choice.h: cross_entropy); else tensor operations, some rows
 //          at a time.
@@ -24,7 +25,7 @@
 namespace tessera::nn {
 
 struct LossSum {
-  at::Tensor sum;     // 0-dim, fp32 or fp64: summed over the target tokens
+  at::Tensor sum;     // 0-dim fp64: summed over the target tokens
   at::Tensor weight;  // 0-dim fp64, no gradient: their number
 };
 
@@ -37,7 +38,7 @@ using SummedLoss = std::function<at::Tensor(
 
 // `summed`: another way to the same sum, where the logits are not all here;
 // null: of these. With a `scale` nothing is recorded: `logits` are the gradient
-// of scale * sum when it returns.
+// of scale * sum when it returns. REQUIRES: they can be viewed as (N, V) then.
 LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets,
                       const SummedLoss& summed = nullptr,
                       std::optional<double> scale = {});

@@ -11,6 +11,7 @@
 #include <iterator>
 #include <optional>
 
+#include "tessera/core/error.h"
 #include "tessera/core/processor.h"
 #include "tessera/core/vectors.h"
 #include "tessera/nn/detail/kernel_table.h"
@@ -62,6 +63,27 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   at::Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
   product_into(y, a, b);
   return y;
+}
+
+// Products of our own go by these sizes unasked.
+void check_factors(const at::Tensor& y, const at::Tensor& a,
+                   const at::Tensor& b) {
+  TS_CHECK(y.dim() == 2 && a.dim() == 2 && b.dim() == 2 &&
+               a.size(1) == b.size(0) && y.size(0) == a.size(0) &&
+               y.size(1) == b.size(1),
+           "a product of ", a.sizes(), " and ", b.sizes(), " into ", y.sizes(),
+           ": they do not fit.");
+}
+// Sums are of fp32: fp64 has no place among them.
+void check_widened(const at::Tensor& y, const at::Tensor& a,
+                   const at::Tensor& b) {
+  const at::ScalarType type = a.scalar_type();
+  const bool is_narrow_enough =
+      type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+  TS_CHECK(is_narrow_enough && b.scalar_type() == type &&
+               (y.scalar_type() == type || y.scalar_type() == at::kFloat),
+           "a product of ", type, " and ", b.scalar_type(), " into ",
+           y.scalar_type(), " is not to be had through fp32.");
 }
 
 // y = a b + bias: on a GPU cuBLAS adds it where the product ends.
@@ -167,6 +189,7 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
     ctx->saved_data["has_bias"] = !biases.empty();
     ctx->saved_data["is_fp8"] = type == ProductType::kFp8;
     if (trains) WeightQueue::remember(ctx);
+    ctx->set_materialize_grads(false);  // of an output that nobody uses
     const at::Tensor rows = rows_of(x);
     std::optional<Fp8Rows> rounded;
     variable_list outputs;
@@ -321,9 +344,12 @@ bool adds_in_place(const at::Tensor& parameter) {
   }
   const auto accumulator = impl::try_get_grad_accumulator(parameter);
   if (!accumulator || has_listeners(*accumulator)) return false;
+  // Empty: all of the graph is executed, and nothing is captured.
   const auto* const asked = torch::autograd::get_current_graph_task_exec_info();
+  if (asked == nullptr || asked->empty()) return true;
   const auto found = asked->find(accumulator.get());
-  return found == asked->end() || found->second.captures_ == nullptr;
+  return found != asked->end() && found->second.should_execute() &&
+         found->second.captures_ == nullptr;
 }
 
 void gradient_into(const at::Tensor& gradient, const at::Tensor& dy,
@@ -404,12 +430,14 @@ void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
 
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   bool adds, ProductWay way) {
+  check_factors(y, a, b);
   switch (way) {
     case ProductWay::kOneDnn: {
       RECORD_FUNCTION("tessera::product", {});
       return at::native::mkldnn_matmul(a, b, y, adds ? 1.0F : 0.0F, 1.0F);
     }
     case ProductWay::kWidened: {
+      check_widened(y, a, b);
       RECORD_FUNCTION("tessera::product", {});
       return detail::wide_product(detail::table(), y, a, b, adds);
     }

@@ -7,6 +7,7 @@
 
 #include <limits>
 
+#include "tessera/core/error.h"
 #include "tessera/nn/detail/kernel_table.h"
 #include "tessera/nn/detail/wide_product.h"
 
@@ -156,6 +157,30 @@ TEST(WideProduct, WhatIsNoNumberStays) {
   EXPECT_TRUE(y[5].eq(64).all().item<bool>());
 }
 
+TEST(MatmulWidened, OfNothingAddsNothing) {
+  const at::Tensor a = at::empty({3, 0}), b = at::empty({0, 4});
+  const at::Tensor y = at::full({3, 4}, 2.0);
+  product_into(y, a, b, /*adds=*/true, ProductWay::kWidened);
+  EXPECT_TRUE(y.eq(2).all().item<bool>());
+  product_into(y, a, b, /*adds=*/false, ProductWay::kWidened);
+  EXPECT_TRUE(y.eq(0).all().item<bool>());
+}
+
+TEST(MatmulWidened, RefusesWhatDoesNotFit) {
+  const auto refuses = [](const at::Tensor& y, const at::Tensor& a,
+                          const at::Tensor& b) {
+    EXPECT_THROW(product_into(y, a, b, /*adds=*/false, ProductWay::kWidened),
+                 Error);
+  };
+  const at::Tensor a = at::ones({3, 5}), b = at::ones({5, 4});
+  const at::Tensor y = at::zeros({3, 4});
+  refuses(y.to(at::kDouble), a.to(at::kDouble), b.to(at::kDouble));
+  refuses(y, a, b.to(at::kHalf));
+  refuses(y.to(at::kHalf), a, b);
+  refuses(y, a, at::ones({6, 4}));
+  refuses(at::zeros({3, 5}), a, b);
+}
+
 // Sums beyond fp16's range are infinite, not wrapped or cut.
 TEST(MatmulWidened, OverflowIsInfinite) {
   const at::Tensor a = at::full({100, 100}, 60.0, at::kHalf);
@@ -252,6 +277,19 @@ TEST(MatmulInPlace, WhoAsksForTheGradientGetsIt) {
       torch::autograd::grad({linear_product(x, weight).sum()}, {weight})[0];
   EXPECT_TRUE(at::allclose(gradient, x.sum(0).expand({16, 8})));
   EXPECT_TRUE(weight.grad().equal(at::ones({16, 8})));
+}
+
+// Of several products of one input, and no product is made for it.
+TEST(MatmulInPlace, AnOutputThatNobodyUsesHasNoGradient) {
+  const at::Tensor x = at::randn({4, 8}).requires_grad_();
+  const at::Tensor used = at::randn({16, 8}).requires_grad_();
+  const at::Tensor idle = at::randn({16, 8}).requires_grad_();
+  linear_products(x, {used, idle}, {})[0].sum().backward();
+  EXPECT_FALSE(idle.grad().defined());
+  EXPECT_TRUE(
+      at::allclose(used.grad(), x.detach().sum(0).expand({16, 8}), 1e-5, 1e-5));
+  EXPECT_TRUE(
+      at::allclose(x.grad(), used.detach().sum(0).expand({4, 8}), 1e-5, 1e-5));
 }
 
 TEST(MatmulInPlace, AHookHearsOfTheGradient) {

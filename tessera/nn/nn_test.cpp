@@ -9,6 +9,7 @@
 #include "tessera/core/ignore_index.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/blocks.h"
+#include "tessera/nn/flash_attention.h"
 #include "tessera/nn/latent_attention.h"
 #include "tessera/nn/loss.h"
 #include "tessera/nn/parameter.h"
@@ -91,6 +92,24 @@ TEST(Norm, RmsNormsAreTheirFormulasAndHaveTheirGradients) {
   }
 }
 
+// What one of both outputs is not used for costs nothing.
+TEST(Norm, ABranchMayBeUsedInPart) {
+  Norm norm(NormKind::kRmsNorm, 5, 1e-5);
+  fill(norm);
+  const auto x = input({2, 3, 5});
+  expect_all_gradients(norm, [&] { return norm.branch(x).second; }, x);
+  norm.branch(x).first.sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::ones_like(x)));
+  EXPECT_FALSE(parameters_of(norm)[0].tensor.grad().defined());
+}
+
+TEST(Norm, RefusesAWeightOfAnotherWidthOrType) {
+  Norm norm(NormKind::kRmsNorm, 5, 1e-5);
+  fill(norm);
+  EXPECT_THROW(norm.forward(at::ones({2, 6}, kWide)), tessera::Error);
+  EXPECT_THROW(norm.forward(at::ones({2, 5}, at::kFloat)), tessera::Error);
+}
+
 TEST(Norm, BeginsAsThatOfAWeightOfOne) {
   Norm norm(NormKind::kRmsNormPlusOne, 5, 1e-5);
   materialise(norm, {.dtype = at::kDouble});
@@ -168,6 +187,14 @@ TEST(Mlp, GatesAreThoseOfLibTorch) {
   }
 }
 
+TEST(Mlp, GatesThatDoNotFitAreRefused) {
+  const auto up = at::ones({3, 4}, kWide);
+  for (const auto kind : {MlpKind::kSwiGlu, MlpKind::kGeGlu}) {
+    EXPECT_THROW(activated(kind, at::ones({3, 1}, kWide), up), tessera::Error);
+    EXPECT_THROW(activated(kind, at::ones({3, 4}), up), tessera::Error);
+  }
+}
+
 TEST(Mlp, GeluIsTheTanhForm) {
   Mlp mlp({.kind = MlpKind::kGelu, .width = 1, .hidden = 1});
   materialise(mlp, {.dtype = at::kDouble});
@@ -203,6 +230,43 @@ TEST(Rotary, Gradient) {
   RotaryTable table(6, 10000.0);
   const auto x = input({2, 3, 2, 6});
   expect_gradient([&] { return rotate(x, table.rows(1, 3, x)); }, x);
+}
+
+// It turns lengths into none other: of |dx|^2 the gradient is 2 dy.
+TEST(Rotary, ARecordedBackwardIsFollowed) {
+  RotaryTable table(6, 10000.0);
+  const auto x = input({2, 3, 2, 6}), dy = input({2, 3, 2, 6});
+  const auto dx = torch::autograd::grad({rotate(x, table.rows(1, 3, x))}, {x},
+                                        {dy}, /*retain_graph=*/true,
+                                        /*create_graph=*/true)[0];
+  const auto second = torch::autograd::grad({dx.square().sum()}, {dy})[0];
+  EXPECT_TRUE(at::allclose(second, 2 * dy, 1e-12, 1e-12));
+}
+
+TEST(Rotary, RefusesAnglesOfAnotherShape) {
+  RotaryTable table(6, 10000.0);
+  const auto x = at::randn({2, 3, 2, 6}, kWide);
+  EXPECT_THROW(rotate(x, table.rows(0, 2, x)), tessera::Error);
+  EXPECT_THROW(rotate(x, table.rows(0, 3, x.to(at::kFloat))), tessera::Error);
+  EXPECT_THROW(rotate(x.narrow(3, 0, 4), table.rows(0, 3, x)), tessera::Error);
+}
+
+// One by one, as a sampler asks for them, they are not all made again.
+TEST(Rotary, OnePositionAfterTheOtherHasTheSameAngles) {
+  constexpr int64_t kPositions = 40;
+  RotaryTable whole(6, 10000.0), grown(6, 10000.0);
+  const auto like = at::empty({1});
+  const auto all = whole.rows(0, kPositions, like);
+  const void* memory = nullptr;
+  int times = 0;
+  for (int64_t t = 0; t < kPositions; ++t) {
+    const auto row = grown.rows(t, 1, like);
+    EXPECT_TRUE(at::equal(row.cos, all.cos.narrow(0, t, 1)));
+    EXPECT_TRUE(at::equal(row.sin, all.sin.narrow(0, t, 1)));
+    times += row.cos.storage().data() != memory ? 1 : 0;
+    memory = row.cos.storage().data();
+  }
+  EXPECT_LE(times, 7);
 }
 
 // Also of its gradient, which nobody else has; of one that somebody has not.
@@ -312,6 +376,41 @@ TEST_P(AttentionTest, CacheGivesTheSameWithAWindow) {
                                         {angles, sight}, &cache));
     }
     EXPECT_TRUE(at::allclose(whole, at::cat(parts, 1), 1e-12, 1e-12)) << window;
+  }
+}
+
+TEST(Attention, ACacheIsOfOneBatch) {
+  const at::NoGradGuard no_grad;
+  GroupedQueryAttention attention(
+      {.width = 4, .heads = 2, .kv_heads = 2, .head_dim = 2});
+  fill(attention);
+  KvCache cache{.capacity = 4};
+  attention.forward(input({2, 2, 4}), {}, &cache);
+  EXPECT_THROW(attention.forward(input({1, 1, 4}), {}, &cache), tessera::Error);
+}
+
+TEST(Attention, LoopsRefuseHeadsThatDoNotFit) {
+  const auto q = input({2, 7, 4, 6}), k = input({2, 7, 2, 6});
+  const auto refuses = [&](const at::Tensor& keys, const at::Tensor& values) {
+    EXPECT_FALSE(takes_flash(q, keys, values));
+    EXPECT_THROW(flash_attention(q, keys, values), tessera::Error);
+  };
+  refuses(input({2, 7, 3, 6}), input({2, 7, 3, 6}));
+  refuses(k, input({2, 7, 2, 4}));
+  refuses(k, input({2, 7, 1, 6}));
+  refuses(input({2, 5, 2, 6}), input({2, 5, 2, 6}));
+}
+
+TEST(Attention, HasNoSecondDerivative) {
+  const auto q = input({1, 3, 2, 4}), k = input({1, 3, 2, 4});
+  const at::Tensor starts = at::tensor({0, 1, 1}, at::kLong).view({1, 3});
+  for (const at::Tensor& y :
+       {flash_attention(q, k, k),
+        causal_attention(q, k, k, {.document_starts = starts})}) {
+    EXPECT_THROW(
+        torch::autograd::grad({y.sum()}, {q}, {}, /*retain_graph=*/true,
+                              /*create_graph=*/true),
+        tessera::Error);
   }
 }
 
@@ -485,6 +584,44 @@ TEST(CrossEntropy, AScaleMakesTheGradientAtOnce) {
   const auto loss = cross_entropy(overwritten, targets, nullptr, 0.25);
   EXPECT_NEAR(loss.sum.item<double>(), expected.item<double>(), 1e-12);
   EXPECT_TRUE(at::allclose(overwritten, wanted, 1e-12, 1e-15));
+  EXPECT_GT(overwritten._version(), 0);
+}
+
+// The gradient would go into a copy.
+TEST(CrossEntropy, AScaleIsOfLogitsThatAreRows) {
+  const auto logits = at::randn({2, 3, 5}, kWide).transpose(0, 1);
+  const auto targets = at::randint(5, {3, 2}, at::kLong);
+  EXPECT_THROW(cross_entropy(logits, targets, nullptr, 1.0), tessera::Error);
+  EXPECT_NEAR(cross_entropy(logits, targets).sum.item<double>(),
+              cross_entropy(logits.contiguous(), targets).sum.item<double>(),
+              1e-12);
+}
+
+TEST(CrossEntropy, WhoKeptTheLogitsIsTold) {
+  const auto logits = input({2, 5}).tanh();
+  const auto loss = cross_entropy(logits, at::tensor({1, 2}, at::kLong));
+  EXPECT_THROW(loss.sum.backward(), c10::Error);
+}
+
+TEST(CrossEntropy, HasNoSecondDerivative) {
+  const auto logits = input({2, 5});
+  const auto loss =
+      cross_entropy(logits.clone(), at::tensor({1, 2}, at::kLong));
+  EXPECT_THROW(torch::autograd::grad({loss.sum}, {logits}, {},
+                                     /*retain_graph=*/true,
+                                     /*create_graph=*/true),
+               tessera::Error);
+}
+
+TEST(HeadLoss, RefusesWhatDoesNotFit) {
+  const Head head{.weight = at::randn({5, 4}, kWide), .columns = 5};
+  const auto targets = at::randint(5, {6}, at::kLong);
+  const auto of = [&](at::IntArrayRef hidden) {
+    return head_loss(head, at::randn(hidden, kWide), targets, 1.0);
+  };
+  of({6, 4});
+  EXPECT_THROW(of({7, 4}), tessera::Error);
+  EXPECT_THROW(of({3, 8}), tessera::Error);
 }
 
 // Rows enough for several lots, of which the last is shorter.

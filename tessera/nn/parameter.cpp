@@ -143,10 +143,12 @@ std::vector<std::string> names_of_experts(const std::string& parameter,
                                           const mesh::Layout& layout) {
   std::vector<std::string> names;
   if (!layout.is_of_expert()) return names;
-  // Before the projection and its "weight".
-  const size_t place = parameter.rfind('.', parameter.rfind('.') - 1);
+  // Before the projection and its "weight"; at the begin, where the root itself
+  // stacks experts.
+  const size_t dot = parameter.rfind('.', parameter.rfind('.') - 1);
+  const size_t place = dot == std::string::npos ? 0 : dot + 1;
   for (int64_t e = 0; e < layout.global_shape()[0]; ++e) {
-    names.push_back(parameter.substr(0, place) + "." + std::to_string(e) +
+    names.push_back(parameter.substr(0, place) + std::to_string(e) + "." +
                     parameter.substr(place));
   }
   return names;

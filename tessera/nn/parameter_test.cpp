@@ -63,6 +63,19 @@ TEST(Parameters, OfAPlainModuleAreTakenAsTheyAre) {
   EXPECT_EQ(parameters[0].spec->layout, mesh::Layout({2, 3}));
 }
 
+// Also where the root stacks them, or is the stack itself.
+TEST(NamesOfExperts, HaveTheirNumbersBeforeTheProjection) {
+  const mesh::Layout layout({2, 3, 4}, mesh::View::kExperts);
+  using ::testing::ElementsAre;
+  EXPECT_THAT(
+      names_of_experts("moe.experts.gate.weight", layout),
+      ElementsAre("moe.experts.0.gate.weight", "moe.experts.1.gate.weight"));
+  EXPECT_THAT(names_of_experts("gate.weight", layout),
+              ElementsAre("0.gate.weight", "1.gate.weight"));
+  EXPECT_THAT(names_of_experts("weight", layout),
+              ElementsAre("0.weight", "1.weight"));
+}
+
 TEST(Materialise, HandlesOfTheBlockSeeTheMemory) {
   Pair pair;
   EXPECT_EQ(pair.first->weight().numel(), 0);

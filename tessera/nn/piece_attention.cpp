@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "tessera/nn/composed_attention.h"
+#include "tessera/nn/detail/second_derivatives.h"
 #include "tessera/nn/flash_attention.h"
 #include "tessera/nn/wide_type.h"
 
@@ -171,6 +172,7 @@ class PieceAttention : public torch::autograd::Function<PieceAttention> {
   static torch::autograd::variable_list backward(
       torch::autograd::AutogradContext* ctx,
       const torch::autograd::variable_list& gradients) {
+    detail::refuse_second_derivatives("Attention by pieces");
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     const auto wide = q.options().dtype(wide_type(q));

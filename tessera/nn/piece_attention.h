@@ -74,7 +74,7 @@ void attend_backward(const at::Tensor& gradient, const at::Tensor& q,
                      const Sight& sight, const at::Tensor& out,
                      const at::Tensor& lse, AttentionGradients& sums);
 
-// Where all keys that the queries see are here. Differentiable.
+// Where all keys that the queries see are here. Differentiable once.
 at::Tensor piece_attention(const at::Tensor& q, const Pieces& q_pieces,
                            const at::Tensor& k, const at::Tensor& v,
                            const Pieces& k_pieces, const Sight& sight);

@@ -3,15 +3,18 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "tessera/core/error.h"
 #include "tessera/nn/detail/one_pass.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
 namespace {
 
-// The rotation as tensor operations, for devices other than the CPU.
+// The rotation as tensor operations, where there is no loop for it or it is
+// itself recorded.
 at::Tensor rotated_by_tensors(const at::Tensor& x, const Rotation& rotation,
                               double direction) {
   const at::Tensor cos = rotation.cos.unsqueeze(1);  // (T, 1, E/2)
@@ -21,6 +24,20 @@ at::Tensor rotated_by_tensors(const at::Tensor& x, const Rotation& rotation,
                   halves[1] * cos + halves[0] * sin},
                  -1)
       .to(x.scalar_type());
+}
+
+// Loops go by these sizes unasked.
+void check_rotation(const at::Tensor& x, const Rotation& rotation) {
+  const auto fits = [&](const at::Tensor& angles) {
+    return angles.dim() == 2 && angles.size(0) == x.size(1) &&
+           2 * angles.size(1) == x.size(3) && angles.is_contiguous() &&
+           angles.scalar_type() == wide_type(x) &&
+           angles.device() == x.device();
+  };
+  TS_CHECK(x.dim() == 4 && fits(rotation.cos) && fits(rotation.sin),
+           "a rotation by angles of ", rotation.cos.scalar_type(), " ",
+           rotation.cos.sizes(), " on ", rotation.cos.device(), " is not for ",
+           x.scalar_type(), " ", x.sizes(), " on ", x.device(), ".");
 }
 
 // x: (B, T, H, E). `direction` -1 rotates back.
@@ -34,8 +51,7 @@ at::Tensor rotated(const at::Tensor& x, const Rotation& rotation,
 
 // Of a gradient that LibTorch handed in.
 bool is_ours_alone(const at::Tensor& gradient) {
-  return !at::GradMode::is_enabled() && gradient.use_count() == 1 &&
-         gradient.storage().use_count() == 1;
+  return gradient.use_count() == 1 && gradient.storage().use_count() == 1;
 }
 
 class Rotate : public torch::autograd::Function<Rotate> {
@@ -53,6 +69,9 @@ class Rotate : public torch::autograd::Function<Rotate> {
       const torch::autograd::variable_list& gradients) {
     const Rotation rotation{ctx->saved_data["cos"].toTensor(),
                             ctx->saved_data["sin"].toTensor()};
+    if (at::GradMode::is_enabled()) {
+      return {rotated_by_tensors(gradients[0], rotation, -1.0), {}, {}, {}};
+    }
     const bool in_place = is_ours_alone(gradients[0]);
     return {rotated(gradients[0], rotation, -1.0, in_place), {}, {}, {}};
   }
@@ -113,10 +132,15 @@ Rotation RotaryTable::rows(int64_t begin, int64_t length,
                            const at::Tensor& like) {
   const auto type = wide_type(like);
   const auto options = like.options().dtype(type).requires_grad(false);
-  const bool fits = all_ && all_.cos.size(0) >= begin + length &&
-                    all_.cos.scalar_type() == type &&
-                    all_.cos.device() == like.device();
-  if (!fits) grow(begin + length, options);
+  const int64_t needed = begin + length, size = all_ ? all_.cos.size(0) : 0;
+  const bool is_alike = all_ && all_.cos.scalar_type() == type &&
+                        all_.cos.device() == like.device();
+  if (!is_alike || size < needed) {
+    // Who asks for one position goes on to the next. What a training step asks
+    // for it gets, and no more: models/trace counts it.
+    const bool doubles = length == 1 && size < needed;
+    grow(doubles ? std::max(needed, 2 * size) : needed, options);
+  }
   return {all_.cos.narrow(0, begin, length), all_.sin.narrow(0, begin, length)};
 }
 
@@ -131,10 +155,12 @@ void RotaryTable::grow(int64_t positions, const at::TensorOptions& options) {
 }
 
 at::Tensor rotate(const at::Tensor& x, const Rotation& rotation) {
+  check_rotation(x, rotation);
   return Rotate::apply(x, rotation.cos, rotation.sin, /*in_place=*/false);
 }
 
 at::Tensor rotate_in_place(const at::Tensor& x, const Rotation& rotation) {
+  check_rotation(x, rotation);
   return Rotate::apply(x, rotation.cos, rotation.sin, /*in_place=*/true);
 }
 

@@ -38,7 +38,8 @@ struct RopeScaling {
 at::Tensor rotary_frequencies(int64_t dim, double theta,
                               const RopeScaling& scaling);
 
-// Keeps the angles of as many positions as were asked for so far.
+// Keeps the angles of as many positions as were asked for so far, and of up to
+// twice as many where they are asked for one by one.
 class RotaryTable {
  public:
   RotaryTable() = default;
@@ -57,8 +58,9 @@ class RotaryTable {
   Rotation all_;
 };
 
-// Differentiable in x; backward is the rotation by the opposite angle, in place
-// where nobody else has the gradient.
+// Differentiable in x, as often as one likes; backward is the rotation by the
+// opposite angle, in place where nobody else has the gradient. TS_CHECK on
+// angles of other positions, or of another type than rows() gives them for x.
 at::Tensor rotate(const at::Tensor& x, const Rotation& rotation);
 // The same, in x's memory where it is contiguous. REQUIRES: nobody else uses x,
 // nor what x is a view of: autograd does not see it change.

@@ -129,7 +129,9 @@ int64_t capacity_of(double factor, int64_t tokens, int64_t top_k,
                     int64_t experts) {
   const double share =
       static_cast<double>(tokens * top_k) / static_cast<double>(experts);
-  return static_cast<int64_t>(factor * share);
+  // 1.15 * 100 is 115, of which the product of doubles is a hair short.
+  constexpr double kRounding = 8 * std::numeric_limits<double>::epsilon();
+  return static_cast<int64_t>(factor * share * (1 + kRounding));
 }
 
 }  // namespace tessera::nn

@@ -69,7 +69,8 @@ at::Tensor taken_tokens(const at::Tensor& scores, int64_t capacity);
 at::Tensor within_capacity(const at::Tensor& choices, int64_t experts,
                            int64_t capacity);
 
-// Tokens of a sample of T that an expert takes at most, rounded down.
+// Tokens of a sample of T that an expert takes at most, rounded down, but for
+// what a product of doubles is short of a whole number.
 int64_t capacity_of(double factor, int64_t tokens, int64_t top_k,
                     int64_t experts);
 

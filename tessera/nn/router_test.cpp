@@ -71,6 +71,8 @@ TEST(Router, CapacityTakesWhatComesFirst) {
   EXPECT_TRUE(at::equal(kept, expected)) << kept;
   EXPECT_EQ(capacity_of(1.25, 8, 2, 4), 5);
   EXPECT_EQ(capacity_of(0.1, 8, 2, 4), 0);
+  EXPECT_EQ(capacity_of(1.15, 400, 1, 4), 115);
+  EXPECT_EQ(capacity_of(1.149, 400, 1, 4), 114);
 }
 
 constexpr int64_t kWidth = 6, kExperts = 4;

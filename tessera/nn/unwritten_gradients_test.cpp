@@ -107,6 +107,20 @@ TEST(UnwrittenGradients, TablesAndExpertsWithoutRows) {
       {leaf({6, 4}), leaf({4, 3, 4})});
 }
 
+// Whoever asks for the gradient of the rows alone.
+TEST(UnwrittenGradients, ExpertsThatNobodyAsksForStayUnwritten) {
+  const at::Tensor rows = leaf({3, 4}), w = leaf({3, 5, 4});
+  const at::Tensor memory = at::full({3, 5, 4}, kJunk, at::kDouble);
+  UnwrittenGradients all({w}, {memory});
+  all.begin(memory);
+  w.mutable_grad() = memory;
+  const at::Tensor y = grouped_product(rows, w, RowGroups({1, 0, 2}));
+  const at::Tensor found = torch::autograd::grad({y.sum()}, {rows})[0];
+  EXPECT_TRUE(at::isfinite(found).all().item<bool>());
+  EXPECT_TRUE(at::isnan(memory).all().item<bool>());
+  EXPECT_TRUE(take_unwritten(w));
+}
+
 // As of several steps' gradients, one of which is in use.
 TEST(UnwrittenGradients, ThoseOfAnotherBufferStay) {
   const at::Tensor w = leaf({2, 3}), x = at::randn({4, 3}, at::kDouble);

@@ -1,6 +1,7 @@
 #include "tessera/nn/weight_queue.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <utility>
@@ -56,6 +57,7 @@ at::Tensor WeightQueue::put_off(const std::vector<at::Tensor>& ends,
   std::vector<at::Tensor> of = {input};
   of.insert(of.end(), parameters.begin(), parameters.end());
   is_open_ = true;
+  const auto closes = c10::make_scope_exit([this] { is_open_ = false; });
   auto found = torch::autograd::grad(ends, of, gradients,
                                      /*retain_graph=*/false,
                                      /*create_graph=*/false,
@@ -67,7 +69,6 @@ at::Tensor WeightQueue::put_off(const std::vector<at::Tensor>& ends,
       add_to_gradient(parameter, gradient);
     });
   }
-  is_open_ = false;
   return found[0];
 }
 

@@ -141,6 +141,20 @@ TEST(WeightQueue, OtherParametersAndFrozenOnes) {
   EXPECT_FALSE(frozen.grad().defined());
 }
 
+TEST(WeightQueue, IsClosedBehindABackwardThatFails) {
+  const at::Tensor w = leaf({3, 3}), x = leaf({2, 3});
+  const auto queue = c10::make_intrusive<WeightQueue>();
+  at::Tensor y;
+  {
+    const WeightQueue::Scope scope(queue);
+    y = linear_product(x, w);
+  }
+  const at::Tensor of_another = at::ones({5, 7}, at::kDouble);
+  EXPECT_ANY_THROW(queue->put_off({y}, {of_another}, x, {w}));
+  torch::autograd::backward({y}, {at::ones_like(y)});
+  EXPECT_TRUE(w.grad().defined());
+}
+
 TEST(WeightQueue, ABackwardOutsideOfItMultipliesAtOnce) {
   const at::Tensor w = leaf({3, 3}), x = at::randn({2, 3}, at::kDouble);
   const auto queue = c10::make_intrusive<WeightQueue>();

@@ -11,7 +11,7 @@ data::UpdateOptions ParallelConfig::updates() const {
   const at::ScalarType compute = precision.compute_dtype();
   const bool narrow = orthogonalised_in_bf16 ||
                       c10::elementSize(compute) < c10::elementSize(at::kFloat);
-  return {whole_matrices, narrow ? at::kBFloat16 : compute};
+  return {whole_matrices, narrow ? at::kBFloat16 : compute, orthogonal_steps};
 }
 
 }  // namespace tessera::parallel

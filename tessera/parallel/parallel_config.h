@@ -2,6 +2,7 @@
 // strategies own, each beside its owner, in the order of the manual.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,10 @@ struct ParallelConfig {
   PrecisionConfig precision;
   RecomputeConfig recompute;
   // No sections: whoever has the optimizer says whether hidden matrices are
-  // updated whole, and whether in bf16, whatever precision.compute is.
+  // updated whole, whether in bf16, whatever precision.compute is, and in how
+  // many steps.
   bool whole_matrices = false, orthogonalised_in_bf16 = false;
+  int64_t orthogonal_steps = 5;
   data::UpdateOptions updates() const;
   // Puts what -1 stands for in its place.
   void resolve(bool ranks_share_memory);

@@ -31,8 +31,7 @@ void PrecisionConfig::declare(config::Section& section) {
       .key("reduce", reduce,
            "type in which gradients are accumulated and summed over ranks; "
            "auto: fp32, or fp64 with precision.compute fp64")
-      .one_of({"auto", "fp64", "fp32", "bf16", "fp16"})
-      .not_built({"fp64"}, "reducing in this type", "auto");
+      .one_of({"auto", "fp64", "fp32", "bf16", "fp16"});
   section
       .key("loss_scale", loss_scale,
            "factor of the loss, whose gradients are divided by it; 0: found "
@@ -68,10 +67,10 @@ void PrecisionConfig::complete() {
 }
 
 void PrecisionConfig::check() const {
-  TS_CHECK_CONFIG(compute != "fp64" || reduce == "auto", "precision.reduce is ",
-                  reduce,
-                  " and precision.compute fp64, whose gradients are kept in "
-                  "fp64. Use auto.");
+  TS_CHECK_CONFIG(reduce == "auto" || (reduce == "fp64") == (compute == "fp64"),
+                  "precision.reduce is ", reduce, " and precision.compute ",
+                  compute, ", whose gradients are kept in ",
+                  compute == "fp64" ? "fp64" : "fp32 at most", ". Use auto.");
   TS_CHECK_CONFIG(products == "same" || compute == "bf16",
                   "precision.products is ", products, " and precision.compute ",
                   compute,

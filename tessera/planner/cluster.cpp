@@ -1,5 +1,6 @@
 #include "tessera/planner/cluster.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "tessera/core/detail/json.h"
@@ -17,6 +18,34 @@ void require(bool is_there, const std::string& path, const char* key,
              const char* meaning) {
   TS_CHECK_CONFIG(is_there, path, ": ", key, " is missing or 0: ", meaning,
                   ".");
+}
+
+// Whether its groups lie in blocks of ranks, one behind the other, each with
+// equal steps between its ranks: of experts' axes only where no axis lies
+// between those that they are folded of.
+bool lies_in_blocks(mesh::Axis axis, const mesh::DeviceMesh& mesh) {
+  return std::ranges::count(mesh::kAxes, axis) > 0 ||
+         std::ranges::equal(mesh.order(), mesh::kAxes);
+}
+
+// Whether the ranks of some group along an axis are of several nodes. Of blocks
+// some one does unless they fill nodes. REQUIRES: several nodes, and ranks.
+bool leaves_a_node(mesh::Axis axis, const mesh::DeviceMesh& mesh,
+                   int64_t devices_per_node) {
+  const int64_t degree = mesh.degree(axis);
+  if (lies_in_blocks(axis, mesh)) {
+    const mesh::DeviceMesh::Along second{.axis = axis, .coords = {1}};
+    const int64_t step = mesh.ranks_at(mesh.coord_of(0), {second}).front();
+    return devices_per_node % (step * degree) != 0;
+  }
+  const mesh::DeviceMesh::Along ends{.axis = axis, .coords = {0, degree - 1}};
+  for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
+    const auto peers = mesh.ranks_at(mesh.coord_of(rank), {ends});
+    if (peers.front() / devices_per_node != peers.back() / devices_per_node) {
+      return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -81,12 +110,9 @@ int64_t Cluster::memory_bytes() const {
 
 const ClusterLink& Cluster::link_along(mesh::Axis axis,
                                        const mesh::DeviceMesh& mesh) const {
-  // The groups along an axis lie in blocks of ranks, one behind the other.
-  const auto peers = mesh.peers(0, {axis});
-  const auto count = static_cast<int64_t>(peers.size());
-  const int64_t block = count > 1 ? peers[1] * count : 1;
-  const bool is_in_nodes =
-      mesh.world_size() <= devices_per_node || devices_per_node % block == 0;
+  const bool is_in_nodes = mesh.world_size() <= devices_per_node ||
+                           mesh.degree(axis) == 1 ||
+                           !leaves_a_node(axis, mesh, devices_per_node);
   return is_in_nodes ? in_node : between_nodes;
 }
 
@@ -96,7 +122,8 @@ engine::PlanCosts Cluster::costs(const mesh::DeviceMesh& mesh) const {
   if (device.memory_gb_per_s > 0) {
     costs.device->memory_bytes = device.memory_gb_per_s * kGiga;
   }
-  costs.links[""] = link_of(nodes > 1 ? between_nodes : in_node);
+  const bool is_one_node = mesh.world_size() <= devices_per_node;
+  costs.links[""] = link_of(is_one_node ? in_node : between_nodes);
   for (size_t i = 0; i < mesh::kNumAxes; ++i) {
     const auto axis = static_cast<mesh::Axis>(i);
     if (mesh.degree(axis) == 1) continue;

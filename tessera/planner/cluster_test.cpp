@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
+#include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -73,6 +75,8 @@ TEST_F(ClusterTest, AGroupThatLeavesANodeIsAsFastAsTheLinkBetweenNodes) {
   EXPECT_EQ(costs.links.at("pp").latency, 7e-6);
   const mesh::DeviceMesh small({.dp_shard = 2, .tp = 2}, 4);
   EXPECT_EQ(cluster.costs(small).links.at("dp_shard").bytes_per_time, 100e9);
+  EXPECT_EQ(cluster.costs(small).links.at("").bytes_per_time, 100e9);
+  EXPECT_EQ(costs.links.at("").bytes_per_time, 10e9);
 }
 
 // Of three ranks on nodes of four the second group lies on two of them.
@@ -84,6 +88,38 @@ TEST_F(ClusterTest, GroupsThatDoNotFillNodesCrossThem) {
   EXPECT_EQ(&cluster.link_along(mesh::Axis::kTp, mesh), &cluster.between_nodes);
   const mesh::DeviceMesh alone({.tp = 3}, 3);
   EXPECT_EQ(&cluster.link_along(mesh::Axis::kTp, alone), &cluster.in_node);
+}
+
+// Of 16 ranks on nodes of 4, in any order of the axes, by each group itself.
+TEST_F(ClusterTest, AnAxisIsAsFastAsTheSlowestOfItsGroups) {
+  const Cluster cluster = read_cluster(file(R"({"nodes": 4,
+      "devices_per_node": 4, "device": {"tflops": 3, "memory_gib": 2},
+      "in_node": {"gb_per_s": 100}, "between_nodes": {"gb_per_s": 10}})"));
+  using mesh::Axis;
+  const std::vector<mesh::Degrees> degrees = {
+      {.pp = 2, .dp_shard = 4, .tp = 2, .ep = 4},
+      {.pp = 2, .dp_shard = 4, .tp = 2, .ep = 2, .etp = 2},
+      {.pp = 2, .dp_shard = 2, .cp = 2, .tp = 2, .ep = 8},
+      {.pp = 4, .dp_shard = 2, .tp = 2, .ep = 2}};
+  std::vector<Axis> order(mesh::kAxes.begin(), mesh::kAxes.end());
+  std::ranges::sort(order);
+  do {
+    for (const auto& each : degrees) {
+      const mesh::DeviceMesh mesh(each, 16, order);
+      for (size_t i = 0; i < mesh::kNumAxes; ++i) {
+        const auto axis = static_cast<Axis>(i);
+        bool leaves = false;
+        for (int64_t rank = 0; rank < 16; ++rank) {
+          for (const int64_t peer : mesh.peers(rank, {axis})) {
+            leaves |= peer / 4 != rank / 4;
+          }
+        }
+        EXPECT_EQ(&cluster.link_along(axis, mesh),
+                  leaves ? &cluster.between_nodes : &cluster.in_node)
+            << mesh.describe() << " " << mesh.describe_groups(axis);
+      }
+    }
+  } while (std::ranges::next_permutation(order).found);
 }
 
 }  // namespace

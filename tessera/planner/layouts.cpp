@@ -4,15 +4,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <optional>
 #include <utility>
 
 #include "tessera/mesh/axis.h"
 #include "tessera/models/model.h"
 #include "tessera/program/costs.h"
+#include "tessera/program/schedules/schedule.h"
 
 namespace tessera::planner {
 namespace {
 
+namespace schedules = program::schedules;
 using engine::RunConfig;
 using mesh::Axis;
 
@@ -34,6 +38,42 @@ constexpr Schedule kSchedules[] = {
     {"1f1b", 1, true},   {"interleaved", 2, true}, {"interleaved", 4, true},
     {"zb_h1", 1, false}, {"zb_v", 2, false},
 };
+
+// One that is looked at: what it takes, and pipeline.chunks.
+struct Choice {
+  schedules::Schedule schedule;
+  int64_t chunks;
+  bool has_bubble;
+  int64_t key;
+};
+
+// `chunks`: the user's pipeline.chunks, with which each is there once; 0: as
+// many as a schedule needs.
+std::vector<Choice> choices_of(std::optional<int64_t> chunks) {
+  std::vector<Choice> choices;
+  for (const Schedule& each : kSchedules) {
+    Choice choice{schedules::named(each.name), each.chunks, each.has_bubble,
+                  each.chunks > 1 ? each.chunks : 0};
+    if (chunks) {
+      const int64_t own =
+          *chunks > 0 ? *chunks : schedules::usual_chunks(choice.schedule);
+      if ((own > 1) != (each.chunks > 1)) continue;
+      choice.chunks = own;
+      choice.key = *chunks;
+    }
+    const bool is_there = std::ranges::any_of(choices, [&](const Choice& one) {
+      return one.schedule.name == each.name && one.chunks == choice.chunks;
+    });
+    if (!is_there) choices.push_back(std::move(choice));
+  }
+  return choices;
+}
+
+std::vector<Axis> order_of(const mesh::MeshConfig& mesh) {
+  std::vector<Axis> order;
+  for (const auto& name : mesh.order) order.push_back(mesh::axis_named(name));
+  return order;
+}
 
 // What 1f1b of p stages takes for m micro-batches at least, however the model
 // is cut, of what each stage computes where they are equal. Stage s of time t_s
@@ -66,9 +106,14 @@ class Layouts {
         flops_(base),
         seconds_per_flop_(
             static_cast<double>(base.batch.global * base.data.seq_len) /
-            (static_cast<double>(world_size) * cluster.flops())),
+            (static_cast<double>(world_size) * cluster.flops() *
+             mean_speed_of(base))),
         element_bytes_(static_cast<double>(
-            c10::elementSize(base.precision.compute_dtype()))) {}
+            c10::elementSize(base.precision.compute_dtype()))),
+        order_(order_of(base.mesh)),
+        choices_(choices_of(is_set("pipeline.chunks")
+                                ? std::optional(base.pipeline.chunks)
+                                : std::nullopt)) {}
 
   std::vector<Layout> all() {
     const int64_t blocks = base_.model.num_blocks();
@@ -179,7 +224,7 @@ class Layouts {
                                  .dp_shard = dp / replicate,
                                  .cp = layout.cp,
                                  .tp = layout.tp},
-                                world_size_);
+                                world_size_, order_);
     const auto group = [&](Axis axis) {
       const int64_t ranks = mesh.degree(axis);
       if (ranks == 1) return Group{};
@@ -195,16 +240,16 @@ class Layouts {
       layout.chunks = base_.pipeline.chunks;
       return add(layout, micro_batches, groups, /*has_bubble=*/false);
     }
-    for (Schedule each : kSchedules) {
-      if (is_set_("pipeline.chunks") && base_.pipeline.chunks > 1) {
-        if (each.chunks == 1) continue;
-        each.chunks = base_.pipeline.chunks;
-      }
+    for (const Choice& each : choices_) {
       if (base_.model.num_blocks() < layout.pp * each.chunks) continue;
-      // Interleaved schedules go round by whole stages of micro-batches.
-      if (each.chunks > 1 && micro_batches % layout.pp != 0) continue;
-      layout.schedule = each.name;
-      layout.chunks = each.chunks > 1 ? each.chunks : 0;
+      if (!schedules::takes(each.schedule,
+                            {.stages = layout.pp,
+                             .chunks = each.chunks,
+                             .num_microbatches = micro_batches})) {
+        continue;
+      }
+      layout.schedule = each.schedule.name;
+      layout.chunks = each.key;
       add(layout, micro_batches, groups, each.has_bubble);
     }
   }
@@ -226,9 +271,9 @@ class Layouts {
     // Attention is summed over tp forward and backward, and so are MLPs;
     // experts' rows go ways of their own.
     const double sums = base_.model.moe.experts > 0 ? 2 : 4;
+    const double work = seconds_per_flop_ * flops_.of_pieces(layout.cp);
     layout.bound = layout.guess =
-        seconds_per_flop_ * flops_.of_pieces(layout.cp) +
-        sums * blocks * time_of("all_reduce", groups.tp, activations);
+        work + sums * blocks * time_of("all_reduce", groups.tp, activations);
     if (has_bubble) {
       const auto chunks =
           static_cast<double>(std::max<int64_t>(1, layout.chunks));
@@ -238,6 +283,8 @@ class Layouts {
         layout.bound *= least_of_1f1b(layout.pp, count, part_at_once(cluster_));
       }
     }
+    // What is moved, and a bubble, may be those of fast ranks.
+    if (base_.mesh.uneven()) layout.bound = work;
     const double whole = activations * static_cast<double>(layout.cp);
     const double held = parameters_ * element_bytes_ /
                         static_cast<double>(layout.pp * layout.tp * layout.ep);
@@ -260,6 +307,8 @@ class Layouts {
   const TokenFlops flops_;
   // Of a step for each operation a token, shared out; of an activation.
   const double seconds_per_flop_, element_bytes_;
+  const std::vector<Axis> order_;
+  const std::vector<Choice> choices_;
   std::vector<Layout> found_;
 };
 
@@ -292,6 +341,13 @@ RunConfig Layout::of(const RunConfig& base, const IsSet& is_set) const {
 std::vector<Layout> layouts_of(const RunConfig& base, const Cluster& cluster,
                                int64_t world_size, const IsSet& is_set) {
   return Layouts(base, cluster, world_size, is_set).all();
+}
+
+double mean_speed_of(const RunConfig& base) {
+  const auto& speeds = base.mesh.speeds;
+  if (!base.mesh.uneven()) return 1;
+  return std::accumulate(speeds.begin(), speeds.end(), 0.0) /
+         static_cast<double>(speeds.size());
 }
 
 std::string schedule_text(const RunConfig& config) {

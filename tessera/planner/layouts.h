@@ -12,8 +12,9 @@
 //        1 and moves as much; hybrid shards but for those of a node.
 // Time:  seconds. No layout takes less than its bound: operations shared out
 //        evenly, what tp moves beside them, and the least bubble that 1f1b has,
-//        cut in any way. The guess has the bubble of equal stages, and adds
-//        what other groups move, as if nothing hid it.
+//        cut in any way; of ranks that are not equally fast operations alone,
+//        shared out by mesh.speeds. The guess has the bubble of equal stages,
+//        and adds what other groups move, as if nothing hid it.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +44,10 @@ struct TokenFlops {
   // `every`: recompute.every.
   double recompute_factor(const std::string& mode, int64_t every) const;
 };
+
+// Of a run's ranks, by mesh.speeds: by which a step is simulated where they
+// differ.
+double mean_speed_of(const engine::RunConfig& base);
 
 struct Layout {
   int64_t pp = 1, tp = 1, cp = 1, ep = 1;

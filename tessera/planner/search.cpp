@@ -237,7 +237,8 @@ class Searching {
               .bubble = step.bubble,
               .peak_bytes = bytes};
     plan.mfu = plan.tokens_per_s * flops_.all /
-               (static_cast<double>(options_.world_size) * cluster_.flops());
+               (static_cast<double>(options_.world_size) * cluster_.flops() *
+                mean_speed_of(base_));
     for (const auto& stage : step.stages) {
       plan.exposed = std::max(plan.exposed, stage.times.exposed / step.step);
       plan.moved_bytes = std::max(plan.moved_bytes, stage.moved_bytes);

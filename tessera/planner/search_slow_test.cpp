@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/engine/memory_plan.h"
@@ -206,6 +209,35 @@ TEST_P(EachBoundTest, NothingIsFasterThanItsBoundAndTheFastestIsFound) {
   EXPECT_LT(found.simulated, layouts - refused);
 }
 
+// Where ranks that are faster do more.
+TEST(Search, RanksThatAreNotEquallyFastHaveABoundToo) {
+  const Cluster cluster = small_cluster();
+  const std::vector<std::vector<double>> all = {
+      {1, 1, 4, 4}, {4, 4, 1, 1}, {1, 4, 1, 4}, {4, 4, 4, 4}};
+  for (const auto& speeds : all) {
+    auto config = run();
+    config.mesh.speeds = speeds;
+    int64_t simulated = 0;
+    for (const Layout& layout :
+         layouts_of(config, cluster, kWorld, kNothingIsSet)) {
+      const auto completed =
+          completed_of(layout, config, kNothingIsSet, "none");
+      if (!completed) continue;
+      ++simulated;
+      const auto mesh = mesh_of(*completed, kWorld);
+      EXPECT_GE(engine::plan_step(*completed, cluster.costs(mesh)).step,
+                layout.bound * (1 - 1e-9))
+          << mesh.describe() << " " << completed->pipeline.schedule << " "
+          << completed->batch.micro << " speeds " << speeds[0] << " "
+          << speeds[1];
+    }
+    EXPECT_GT(simulated, 0);
+    const Search found =
+        search(config, cluster, {.world_size = kWorld}, kNothingIsSet);
+    EXPECT_LE(found.plans.at(0).mfu, 1);
+  }
+}
+
 // Whatever the user has set.
 TEST(Search, NoFloorIsAboveWhatIsHeld) {
   struct Case {
@@ -373,6 +405,59 @@ TEST(Search, ChunksThatTheUserHasSetAreKept) {
        layouts_of(config, small_cluster(), kWorld, is_set)) {
     EXPECT_EQ(layout.chunks, 2) << layout.schedule;
   }
+}
+
+// Of a pipeline of two stages, each once: "zb_v 2".
+std::set<std::string> schedules_with(std::optional<int64_t> chunks) {
+  auto config = run();
+  config.model.layers = 8;
+  config.mesh.pp = 2;
+  config.pipeline.chunks = chunks.value_or(0);
+  const IsSet is_set = [&](const std::string& key) {
+    return key == "mesh.pp" || (key == "pipeline.chunks" && chunks);
+  };
+  std::set<std::string> names;
+  std::set<std::tuple<std::string, int64_t, int64_t, int64_t, int64_t, int64_t,
+                      int64_t, int64_t>>
+      seen;
+  for (const Layout& each :
+       layouts_of(config, small_cluster(), kWorld, is_set)) {
+    names.insert(c10::str(each.schedule, " ", each.chunks));
+    EXPECT_TRUE(seen.emplace(each.schedule, each.chunks, each.tp, each.cp,
+                             each.dp_replicate, each.dp_shard, each.zero_stage,
+                             each.micro)
+                    .second)
+        << each.schedule;
+  }
+  return names;
+}
+
+TEST(Search, SchedulesAreThoseThatTakeTheChunks) {
+  using Names = std::set<std::string>;
+  EXPECT_EQ(
+      schedules_with(std::nullopt),
+      (Names{"1f1b 0", "interleaved 2", "interleaved 4", "zb_h1 0", "zb_v 2"}));
+  EXPECT_EQ(schedules_with(0), (Names{"1f1b 0", "zb_h1 0", "zb_v 0"}));
+  EXPECT_EQ(schedules_with(1), (Names{"1f1b 1", "zb_h1 1"}));
+  EXPECT_EQ(schedules_with(2), (Names{"interleaved 2", "zb_v 2"}));
+  EXPECT_EQ(schedules_with(4), (Names{"interleaved 4"}));
+}
+
+// Three through two stages, which interleaved does not take.
+TEST(Search, AScheduleIsLeftOutOnlyWhereItHasNoTurns) {
+  auto config = run();
+  config.mesh.pp = config.mesh.tp = 2;
+  config.batch.global = 3;
+  config.batch.micro = 1;
+  const IsSet is_set = [](const std::string& key) {
+    return key == "mesh.pp" || key == "mesh.tp" || key == "batch.micro";
+  };
+  std::set<std::string> names;
+  for (const Layout& each :
+       layouts_of(config, small_cluster(), kWorld, is_set)) {
+    names.insert(each.schedule);
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"1f1b", "zb_h1", "zb_v"}));
 }
 
 // Behind as many as are looked at, while nothing fits.

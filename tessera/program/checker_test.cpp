@@ -260,6 +260,20 @@ TEST(Checker, EachInstructionOfStepsThatGoOnMatters) {
   }
 }
 
+// Those that another stage has.
+TEST(Checker, RefusesUpdatesAndGathersOfWhatDoesNotLieHere) {
+  const Units units = units_of_delayed(/*stage=*/0, /*zero_stage=*/3);
+  const Program sound = delayed(/*stage=*/0, units);
+  EXPECT_NO_THROW(check(sound, units));
+  for (const Instruction& wrong : {Instruction{Op::kOptimizerStep, -1, 3},
+                                   Instruction{Op::kKeepParameters, -1, 3},
+                                   begin({Op::kGatherParameters, -1, 3})}) {
+    Program program = sound;
+    program.insert(program.begin(), wrong);
+    expect_refused(program, units, "no unit that runs here reads");
+  }
+}
+
 TEST(Checker, NamesVersionsThatAreReadWrongly) {
   const Units units = units_of_delayed(1, 0);
   const Program sound = delayed(1, units);

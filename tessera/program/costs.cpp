@@ -87,37 +87,36 @@ class Rates {
   Rates(const Device& device, const RankFacts& of) : device_(device), of_(of) {}
 
   double time_of(const Instruction& each) const {
-    if (each.unit < 0) return of_all(each.op);
+    if (each.unit < 0) return each.op == Op::kNorm ? norm() : 0;
     const UnitFacts& unit = of_.facts.units.at(each.unit);
     switch (each.op) {
       case Op::kForward:
       case Op::kReplay:
-        return forward(unit);
+        return part(unit.forward, each.unit);
       case Op::kRecompute:
         return of_.units.all.at(each.unit).attention_alone
                    ? longer(unit.again.flops.total(), unit.again.kept_bytes)
-                   : forward(unit);
+                   : part(unit.forward, each.unit);
       case Op::kBackward:
-        return input_part(unit) + weight_part(unit);
+        return part(unit.backward_input, each.unit) +
+               part(unit.backward_weight, each.unit);
       case Op::kBackwardInput:
-        return input_part(unit);
+        return part(unit.backward_input, each.unit);
       case Op::kBackwardWeight:
-        return weight_part(unit);
+        return part(unit.backward_weight, each.unit);
       case Op::kLoss:
-        return loss();
+        return loss(each.unit);
       case Op::kOptimizerStep:  // read and written
-        return longer(0, 2 * unit.state_bytes());
-      case Op::kKeepParameters: {  // from one version to the other
-        int64_t bytes = 0;
-        for (const auto& each : unit.parameters) bytes += each.parameter_bytes;
-        return longer(0, bytes);
-      }
+        return longer(sum(each.unit, &ParameterFacts::update_flops),
+                      2 * sum(each.unit, &ParameterFacts::updated_bytes));
+      case Op::kKeepParameters:  // from one version to the other
+        return longer(0, sum(each.unit, &ParameterFacts::parameter_bytes));
       case Op::kFetchStates:
       case Op::kReleaseStates:
-        return file_time(unit, &ParameterFacts::optimizer_bytes);
+        return file_time(each.unit, &ParameterFacts::optimizer_bytes);
       case Op::kFetchParameters:
       case Op::kReleaseParameters:
-        return file_time(unit, &ParameterFacts::parameter_bytes);
+        return file_time(each.unit, &ParameterFacts::parameter_bytes);
       default:
         return 0;
     }
@@ -128,43 +127,57 @@ class Rates {
     return std::max(static_cast<double>(flops) / device_.flops,
                     static_cast<double>(bytes) / device_.memory_bytes);
   }
-  static int64_t read_bytes(const UnitFacts& unit) {
-    int64_t bytes = unit.input_bytes + unit.output_bytes + unit.kept_bytes;
-    for (const auto& each : unit.parameters) bytes += each.parameter_bytes;
+  static int64_t activation_bytes(const UnitFacts& unit) {
+    return unit.input_bytes + unit.output_bytes + unit.kept_bytes;
+  }
+  // Of what it owns, and of its experts, who own themselves; of the head those
+  // too that are tied.
+  int64_t weight_bytes(int64_t unit, bool of_head) const {
+    int64_t bytes = 0;
+    for (int64_t owner : of_.facts.units.at(unit).reads) {
+      const UnitFacts& its = of_.facts.units.at(owner);
+      const bool is_own = owner == unit || its.output_bytes == 0;
+      for (const auto& each : its.parameters) {
+        if (is_own || (of_head && each.tied)) bytes += each.read_bytes;
+      }
+    }
     return bytes;
   }
-  double forward(const UnitFacts& unit) const {
-    return longer(unit.forward.total(), read_bytes(unit));
+  // A unit without products looks rows up, or has norms alone.
+  double part(const Flops& flops, int64_t at) const {
+    const UnitFacts& unit = of_.facts.units.at(at);
+    int64_t bytes = activation_bytes(unit);
+    if (unit.forward.matmul > 0) bytes += weight_bytes(at, /*of_head=*/false);
+    return longer(flops.total(), bytes);
   }
-  double input_part(const UnitFacts& unit) const {
-    return longer(unit.backward_input.total(), read_bytes(unit));
-  }
-  double weight_part(const UnitFacts& unit) const {
-    return longer(unit.backward_weight.total(), read_bytes(unit));
-  }
-  double loss() const {
+  double loss(int64_t at) const {
     const UnitFacts& unit = of_.facts.loss;
-    return longer(unit.forward.total() + unit.backward_input.total() +
-                      unit.backward_weight.total(),
-                  2 * read_bytes(unit));
+    return longer(
+        unit.forward.total() + unit.backward_input.total() +
+            unit.backward_weight.total(),
+        2 * (activation_bytes(unit) + weight_bytes(at, /*of_head=*/true)));
   }
-  double of_all(Op op) const {
-    if (op != Op::kNorm && op != Op::kClipGradients) return 0;
+  double norm() const {
     int64_t bytes = 0;
-    for (const auto& chunk : of_.units.chunks) {
-      for (int64_t unit : chunk) {
-        for (const auto& each : of_.facts.units.at(unit).parameters) {
-          bytes += each.gradient_bytes;
-        }
-      }
+    for (int64_t owner : of_.units.owners()) {
+      bytes += sum(owner, &ParameterFacts::shard_gradient_bytes);
     }
     return longer(0, bytes);
   }
-  double file_time(const UnitFacts& unit,
-                   int64_t ParameterFacts::* bytes) const {
+  double file_time(int64_t unit, int64_t ParameterFacts::* bytes) const {
+    return static_cast<double>(sum(unit, bytes)) / device_.file_bytes;
+  }
+  // Of all that this rank holds of them.
+  int64_t sum(int64_t unit, int64_t ParameterFacts::* number) const {
+    const bool runs_here = std::ranges::any_of(
+        of_.units.chunks,
+        [&](const auto& chunk) { return std::ranges::count(chunk, unit) > 0; });
+    const UnitFacts& of = of_.facts.units.at(unit);
     int64_t all = 0;
-    for (const auto& each : unit.parameters) all += each.*bytes;
-    return static_cast<double>(all) / device_.file_bytes;
+    for (const auto& each : of.parameters) {
+      if (holds(of, each, runs_here)) all += each.*number;
+    }
+    return all;
   }
 
   const Device& device_;

@@ -5,6 +5,11 @@
 
 namespace tessera::program {
 
+bool holds(const UnitFacts& unit, const ParameterFacts& of, bool runs_here) {
+  const bool never_runs = unit.output_bytes == 0;
+  return runs_here || never_runs || of.tied;
+}
+
 std::vector<ParameterFacts> held_by(const Facts& facts,
                                     const std::vector<int64_t>& units) {
   std::set<int64_t> owners;
@@ -15,10 +20,9 @@ std::vector<ParameterFacts> held_by(const Facts& facts,
   std::vector<ParameterFacts> held;
   for (int64_t owner : owners) {
     const UnitFacts& unit = facts.units.at(owner);
-    const bool never_runs = unit.output_bytes == 0;
-    const bool whole = never_runs || std::ranges::count(units, owner) > 0;
+    const bool runs_here = std::ranges::count(units, owner) > 0;
     for (const auto& each : unit.parameters) {
-      if (whole || each.tied) held.push_back(each);
+      if (holds(unit, each, runs_here)) held.push_back(each);
     }
   }
   return held;

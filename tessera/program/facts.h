@@ -25,8 +25,8 @@
 namespace tessera::program {
 
 // Attention counts every pair of a query and a key that its kernel is given,
-// masked or not, but of a window those in it; its backward is five products
-// where its forward is two.
+// masked or not, but of a window that is no mask those in it; its backward is
+// five products where its forward is two, and four where scores are kept.
 struct Flops {
   int64_t matmul = 0;
   int64_t attention = 0;
@@ -63,6 +63,10 @@ struct ParameterFacts {
   int64_t shard_elements = 0;        // that this rank updates
   // Between steps, on this rank.
   int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
+  // As the unit computes with them, wherever they lie. Of the shard that this
+  // rank updates, of what is trained: its gradient, and all that an update
+  // reads and writes.
+  int64_t read_bytes = 0, shard_gradient_bytes = 0, updated_bytes = 0;
   // Of stage 3, while they are gathered; and of stages 2 and 3, from the
   // backward's beginning until they are reduced.
   int64_t gathered_bytes = 0, whole_gradient_bytes = 0;
@@ -78,6 +82,7 @@ struct ParameterFacts {
   // while a piece is made, and while the unit is updated.
   int64_t update_piece_bytes = 0, update_gathered_bytes = 0;
   int64_t piece_work_bytes = 0, update_work_bytes = 0;
+  int64_t update_flops = 0;  // of each rank that has a piece
 
   int64_t state_bytes() const {
     return parameter_bytes + gradient_bytes + optimizer_bytes;
@@ -143,8 +148,10 @@ struct Facts {
   int64_t shared_batch_bytes = 0;
 };
 
-// The parameters of a rank that runs these units. Of a unit that another stage
-// runs these are the tied ones alone.
+// Whether a rank holds these parameters of a unit that it reads: of one that
+// another stage runs the tied ones alone.
+bool holds(const UnitFacts& unit, const ParameterFacts& of, bool runs_here);
+// The parameters of a rank that runs these units.
 std::vector<ParameterFacts> held_by(const Facts& facts,
                                     const std::vector<int64_t>& units);
 

@@ -353,14 +353,14 @@ class Walk {
     return true;
   }
 
-  // Of a unit that another stage runs this one holds the tied ones alone.
   std::vector<ParameterFacts> held(int64_t unit) const {
     const UnitFacts& of = facts_.units.at(unit);
-    if (of.output_bytes == 0 || runs_here_.contains(unit)) return of.parameters;
-    std::vector<ParameterFacts> tied;
-    std::ranges::copy_if(of.parameters, std::back_inserter(tied),
-                         &ParameterFacts::tied);
-    return tied;
+    std::vector<ParameterFacts> here;
+    std::ranges::copy_if(of.parameters, std::back_inserter(here),
+                         [&](const ParameterFacts& each) {
+                           return holds(of, each, runs_here_.contains(unit));
+                         });
+    return here;
   }
 
   int64_t most(int64_t unit, int64_t ParameterFacts::* bytes) const {

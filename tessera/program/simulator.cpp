@@ -134,6 +134,10 @@ class Simulator {
             {lane, classes}, static_cast<int64_t>(groups_.size()));
         follower.group_of.push_back(found->second);
         if (is_new) groups_.push_back(group_of(lane, classes, ranks.size()));
+        TORCH_INTERNAL_ASSERT(groups_[found->second].ranks == std::ssize(ranks),
+                              "program: groups that look alike are equally "
+                              "large in ",
+                              world_.lanes[lane]);
       }
     }
   }

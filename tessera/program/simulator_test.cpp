@@ -383,6 +383,24 @@ TEST(Simulator, EqualRanksAreOne) {
   EXPECT_DOUBLE_EQ(simulation.step, 15);
 }
 
+// They run one program, but two of them have a group and one has none.
+TEST(Simulator, GroupsThatAreNotEquallyLargeAreNotAlike) {
+  RankProgram program;
+  program.program = {Instruction{Op::kSumNorm}};
+  program.norm = {{"all_reduce", 0, at::kByte, 100}};
+  const World world{
+      .programs = {&program, &program, &program},
+      .lanes = {"dp_shard"},
+      .members = [](int64_t rank, int64_t) -> std::vector<int64_t> {
+        if (rank == 2) return {2};
+        return {0, 1};
+      }};
+  const auto all = simulate(world, {.work = {}, .links = {{.latency = 1}}});
+  EXPECT_EQ(all.classes.size(), 2U);
+  EXPECT_DOUBLE_EQ(all.of(0).exposed, 2);
+  EXPECT_DOUBLE_EQ(all.of(2).exposed, 0);
+}
+
 TEST(Costs, MeasuredTimesAreMeans) {
   const Work work = work_of_measured({{1,
                                        {{{Op::kForward, 0, 2}, 1.0},
@@ -401,8 +419,14 @@ TEST(Costs, ADeviceTakesAsLongAsOperationsOrBytes) {
   unit.backward_input.matmul = 100;
   unit.backward_weight.matmul = 300;
   unit.input_bytes = unit.output_bytes = 10;
-  unit.parameters.push_back({.parameter_bytes = 20, .optimizer_bytes = 40});
+  unit.reads = {1};
+  unit.parameters.push_back({.parameter_bytes = 20,
+                             .optimizer_bytes = 40,
+                             .read_bytes = 20,
+                             .updated_bytes = 60,
+                             .update_flops = 700});
   rank.units.all.resize(2);
+  rank.units.chunks = {{1}};
   const auto time = [&](const Device& device, Op op) {
     return work_of_device(device, [&](int64_t) -> const RankFacts& {
       return rank;
@@ -414,6 +438,50 @@ TEST(Costs, ADeviceTakesAsLongAsOperationsOrBytes) {
   const Device slow{.flops = 1e9, .memory_bytes = 4};
   EXPECT_DOUBLE_EQ(time(slow, Op::kForward), 10);
   EXPECT_DOUBLE_EQ(time(slow, Op::kOptimizerStep), 30);
+  EXPECT_DOUBLE_EQ(time({.flops = 100}, Op::kOptimizerStep), 7);
+}
+
+// A block whose experts own themselves, and the head behind it, which is tied
+// to an embedding that another stage has too.
+TEST(Costs, WeightsAreReadWhoeverOwnsThemAndShardsAreUpdated) {
+  RankFacts rank;
+  rank.facts.units.resize(4);
+  auto& embedding = rank.facts.units[0];
+  auto& block = rank.facts.units[1];
+  auto& last = rank.facts.units[2];
+  auto& experts = rank.facts.units[3];
+  embedding.output_bytes = block.output_bytes = last.output_bytes = 10;
+  block.forward.matmul = 1;
+  block.reads = {1, 3};
+  last.reads = {2, 0};
+  const auto give = [](UnitFacts& unit, int64_t elements, bool tied) {
+    unit.parameters.push_back({.tied = tied,
+                               .parameter_bytes = 100 * elements,
+                               .read_bytes = 2 * elements,
+                               .shard_gradient_bytes = 4 * elements,
+                               .updated_bytes = 8 * elements});
+  };
+  give(embedding, 100, /*tied=*/true);
+  give(embedding, 1000, /*tied=*/false);  // of learned positions
+  give(block, 3, /*tied=*/false);
+  give(last, 5, /*tied=*/false);
+  give(experts, 7, /*tied=*/false);
+  rank.units.chunks = {{1, 2}};
+  for (const auto& unit : rank.facts.units) {
+    rank.units.all.push_back({.reads = unit.reads});
+  }
+  const auto bytes = [&](Op op, int64_t unit) {
+    return work_of_device({.flops = 1e9, .memory_bytes = 1},
+                          [&](int64_t) -> const RankFacts& { return rank; })(
+        0, {op, 0, unit});
+  };
+  EXPECT_DOUBLE_EQ(bytes(Op::kForward, 1), 10 + 2 * (3 + 7));
+  EXPECT_DOUBLE_EQ(bytes(Op::kForward, 2), 10);  // a norm
+  EXPECT_DOUBLE_EQ(bytes(Op::kLoss, 2), 2 * 2 * (5 + 100));
+  EXPECT_DOUBLE_EQ(bytes(Op::kOptimizerStep, 3), 2 * 8 * 7);
+  EXPECT_DOUBLE_EQ(bytes(Op::kOptimizerStep, 0), 2 * 8 * 100);
+  EXPECT_DOUBLE_EQ(bytes(Op::kNorm, -1), 4 * (3 + 5 + 7 + 100));
+  EXPECT_DOUBLE_EQ(bytes(Op::kClipGradients, -1), 0);
 }
 
 TEST(Simulator, BytesOverTime) {

@@ -163,6 +163,18 @@ std::pair<std::string, checkpoint::Manifest> resumed_manifest(
 
 }  // namespace
 
+std::string checkpoint_of(const std::string& resume) {
+  const fs::path path(resume);
+  if (resume == "auto" || resume == "never" ||
+      fs::exists(path / checkpoint::kManifestName)) {
+    return resume;
+  }
+  const fs::path below = path / "checkpoints";
+  const std::string folder = fs::exists(below) ? below.string() : resume;
+  const auto newest = checkpoint::newest_checkpoint(folder);
+  return newest ? checkpoint::step_folder(folder, newest->step) : resume;
+}
+
 std::string resumed_folder(const std::string& resume,
                            const std::string& folder) {
   if (resume == "never") return "";
@@ -172,8 +184,8 @@ std::string resumed_folder(const std::string& resume,
   }
   TS_CHECK_IO(fs::exists(fs::path(resume) / checkpoint::kManifestName),
               "--resume: ", resume,
-              " is no checkpoint: it has no manifest.json. Give auto, never, "
-              "or a folder RUN_DIR/checkpoints/step-N.");
+              " is no checkpoint, and no folder of a run that has one. Give "
+              "auto, never, RUN_DIR/NAME, or its checkpoints/step-N.");
   return resume;
 }
 

@@ -16,6 +16,10 @@ namespace tessera::train {
 // `resume`: TrainOptions::resume; `folder`: of the run's checkpoints, which may
 // be missing.
 
+// What `resume` names where that is a run's folder, or that of its checkpoints:
+// the newest there. Else what it is.
+std::string checkpoint_of(const std::string& resume);
+
 // The checkpoint as resume() chooses it, but for what tensors tell; "": none.
 std::string resumed_folder(const std::string& resume,
                            const std::string& folder);

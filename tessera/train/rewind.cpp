@@ -26,8 +26,9 @@ namespace {
 // Where a run can go on from.
 struct Source {
   std::string resume;
-  int64_t samples = 0;  // that were taken by then
-  std::string name;     // for people
+  int64_t samples = 0;          // that were taken by then
+  std::string name;             // for people
+  std::string checkpoint = {};  // its folder, where it is one of the run
 };
 
 bool is_of_own_folder(const Rewind& so_far, const RunFolder& folder) {
@@ -90,14 +91,19 @@ Source source_beside(const engine::RunConfig& config, const RunFolder& folder,
     if (manifest.step < spike.step) {
       return {.resume = "auto",
               .samples = saved_run_from(manifest.extra, local).samples,
-              .name = c10::str("the checkpoint after step ", manifest.step)};
+              .name = c10::str("the checkpoint after step ", manifest.step),
+              .checkpoint = local};
     }
   }
   const std::string& resume = spike.so_far.resume;
   const bool is_path = resume != "auto" && resume != "never";
-  return {.resume = resume,
-          .samples = spike.first_samples,
-          .name = is_path ? resume : "the beginning"};
+  return {
+      .resume = resume,
+      .samples = spike.first_samples,
+      .name = is_path ? resume : "the beginning",
+      .checkpoint = checkpoint::is_checkpoint_in(folder.checkpoints(), resume)
+                        ? resume
+                        : ""};
 }
 
 // The first whose bytes are as they were written; nothing: there is none.
@@ -146,7 +152,8 @@ Source find_source(const engine::RunConfig& config, const RunFolder& folder,
     const auto manifest = checkpoint::read_manifest(path);
     source = {.resume = path,
               .samples = saved_run_from(manifest.extra, path).samples,
-              .name = c10::str("the checkpoint after step ", *step)};
+              .name = c10::str("the checkpoint after step ", *step),
+              .checkpoint = path};
   });
   source.resume = comm::text_of_rank_0(world, source.resume);
   source.samples = comm::numbers_of_rank_0(world, {source.samples})[0];
@@ -159,31 +166,47 @@ std::string file_of(const RunFolder& folder) {
 
 // A checkpoint, whatever stands by its name later.
 std::string identity_of(const std::string& path) {
-  const auto manifest = checkpoint::read_manifest(path);
+  const auto manifest = checkpoint::read_manifest_alone(path);
   return c10::str("step-", manifest.step, " ",
                   hash64(checkpoint::format_manifest(manifest)));
 }
 
 // That identity; how often the run went back, now to this one; and each range.
-void keep(const RunFolder& folder, const Rewind& rewind) {
+void keep(const RunFolder& folder, const std::string& path,
+          const Rewind& rewind) {
   std::string text =
-      c10::str(identity_of(rewind.resume), "\n", rewind.num_rewinds, "\n");
+      c10::str(identity_of(path), "\n", rewind.num_rewinds, "\n");
   for (const auto& [begin, end] : rewind.left_out) {
     text += c10::str(begin, " ", end, "\n");
   }
   write_file_atomic(file_of(folder), text);
 }
 
-// What a run had left out when it went back to this checkpoint, and was ended
-// before the next one. Collective.
-Rewind kept_rewind(const RunFolder& folder, int64_t step, comm::Group& world) {
+// What is there is of the line that the run leaves, and may be newer.
+void forget_memory(const RunFolder& folder) {
+  const std::string left =
+      checkpoint::forget_local_checkpoints(folder.checkpoints());
+  if (left.empty()) return;
+  log::info(left,
+            " on each host is not gone on from any more; the next checkpoint "
+            "there takes its place");
+}
+
+// What a run had left out when it went back to the checkpoint that it goes on
+// from now, and was ended before the next one. Collective.
+Rewind kept_rewind(const RunFolder& folder, const Resumed& found,
+                   comm::Group& world) {
   // Nothing: there is no file, or it is of another checkpoint.
   std::optional<std::string> text;
   comm::on_first(world, "reading " + file_of(folder), [&] {
     if (!std::filesystem::exists(file_of(folder))) return;
+    const std::string path =
+        found.is_local
+            ? checkpoint::newest_local_checkpoint(folder.local())
+            : checkpoint::step_folder(folder.checkpoints(), found.run.step);
+    if (path.empty()) return;  // the memory of other hosts had it
     text = read_file(file_of(folder));
-    const std::string first =
-        identity_of(checkpoint::step_folder(folder.checkpoints(), step)) + "\n";
+    const std::string first = identity_of(path) + "\n";
     if (text->starts_with("step-") && !text->starts_with(first)) text.reset();
   });
   if (comm::numbers_of_rank_0(world, {text ? 1 : 0})[0] == 0) return {};
@@ -246,17 +269,10 @@ Rewind find_rewind(const engine::RunConfig& config, const RunFolder& folder,
                data::text_of(out, is_even ? config.batch.global : 0),
                " of data.train: ", next.num_rewinds, " of ", max_rewinds,
                " times (spike.max_rewinds)");
-  if (checkpoint::is_checkpoint_in(folder.checkpoints(), next.resume)) {
+  if (!source.checkpoint.empty()) {
     const std::string complaint = comm::complaint_of([&] {
-      // What is there is of the line that the run leaves, and may be newer.
-      const std::string left =
-          checkpoint::forget_local_checkpoints(folder.checkpoints());
-      if (!left.empty()) {
-        log::info(left,
-                  " on each host is not gone on from any more; the next "
-                  "checkpoint there takes its place");
-      }
-      keep(folder, next);
+      if (next.resume != "auto") forget_memory(folder);
+      keep(folder, source.checkpoint, next);
     });
     if (!complaint.empty()) log::warning(complaint);
   }
@@ -274,7 +290,7 @@ void add_rewinds(Rewind& so_far, const Resumed& found, const RunFolder& folder,
   };
   add({.num_rewinds = is_own ? saved.num_rewinds : 0,
        .left_out = saved.left_out});
-  if (is_own && !found.is_local) add(kept_rewind(folder, saved.step, world));
+  if (is_own) add(kept_rewind(folder, found, world));
   so_far.line_base = is_own ? saved.line_base : newest_commit(folder, world);
   if (world.rank() != 0 || so_far.left_out.empty()) return;
   log::info("left out, by spikes: ",

@@ -138,17 +138,21 @@ def test_another_line_of_steps_is_not_gone_back_to(program, planted, tmp_path):
     assert_same_bits(checkpoint(tmp_path / "own", STEPS), never)
 
 
-def test_a_restart_does_not_go_on_from_memory_of_the_line_that_was_left(program, tmp_path):
-    # Memory has step 60; the second spike, now in step 59, ends the run before it has saved anything.
+@pytest.mark.parametrize(("every", "local_every", "resumed"), [
+    (50, 60, "resumed after step 50\n"),  # memory has step 60, of the line that was left
+    (STEPS, 50, "resumed after step 50, from the memory of hosts"),
+])
+def test_a_restart_knows_that_the_run_has_gone_back(program, tmp_path, every, local_every, resumed):
+    # The second spike, now in step 59, ends the run before it has saved anything.
     tokens = noisy_cycle(tmp_path, {BAD, BAD + 4})
-    memory = {"every": 50, "local_every": 60, "local_dir": str(tmp_path / "memory")}
+    memory = {"every": every, "local_every": local_every, "local_dir": str(tmp_path / "memory")}
     path = configuration(tokens, tmp_path, **merged(SECTIONS, {"checkpoint": memory}),
                          spike={**SPIKE, "max_rewinds": 1})
     done = train(program, path, check=False)
     assert done.returncode == 1 and "going back to the checkpoint after step 50" in done.stderr, done.stderr
     again = train(program, path, check=False)
     assert again.returncode == 1 and "has gone back 1 times" in again.stderr, again.stderr
-    assert "resumed after step 50\n" in again.stderr and "going back" not in again.stderr, again.stderr
+    assert resumed in again.stderr and "going back" not in again.stderr, again.stderr
 
 
 def test_restarts_do_not_begin_to_count_anew(program, tmp_path):

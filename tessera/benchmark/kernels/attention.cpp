@@ -21,11 +21,8 @@ struct Size {
 };
 constexpr Size kWhole = {8, 256}, kWindow = {1, 1024, 128};
 
-// What each query sees of the keys.
 at::Tensor mask_of(const Size& size) {
-  const at::Tensor past =
-      at::ones({size.tokens, size.tokens}, at::TensorOptions(at::kBool)).tril();
-  return size.window > 0 ? past.triu(1 - size.window) : past;
+  return nn::seen_keys(size.tokens, size.window, at::TensorOptions());
 }
 
 Pair::Forward by_operator(const Size& size) {

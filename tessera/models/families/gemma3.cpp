@@ -48,12 +48,27 @@ Json rotary_of(const Reader& in, const char* kind, const char* base,
   return rope;
 }
 
-// Scaling is of the layers that see all, unless both say the same.
+// transformers hears `truncate` beside the kinds alone: a kind that says
+// otherwise is another model there.
+bool truncate_of(const Reader& in, const Reader& full) {
+  constexpr const char* kKinds = "rope_parameters";
+  constexpr const char* kTruncate = "truncate";
+  const bool is_heard =
+      !in.has(kKinds) ||
+      Reader(in.at(kKinds), in.place(kKinds)).flag(kTruncate, true);
+  full.refuse_unless(full.flag(kTruncate, is_heard) == is_heard, kTruncate);
+  return is_heard;
+}
+
+// Scaling is of the layers that see all, unless both say the same. The length
+// before is that of `full`: one beside max_position_embeddings is not heard.
 void read_rotary(const Reader& in, ModelConfig& model) {
   Json full = rotary_of(in, kFull, "rope_theta", 1e6);
   put_over(in, "rope_scaling", full);
   const Json local = rotary_of(in, kSliding, "rope_local_base_freq", 1e4);
-  detail::read_rotary(in, Reader(full, in.place(kFull)), model);
+  const Reader of_full(full, in.place(kFull));
+  detail::read_rotary(of_full, of_full, model);
+  model.rope_scaling.truncate = truncate_of(in, of_full);
   if (model.window == 0 || local == full) return;
   const Reader of_windows(local, in.place(kSliding));
   const char* type_key = detail::rope_type_key(of_windows);
@@ -99,6 +114,8 @@ Json write(const ModelConfig& model) {
   if (model.rope_theta_local > 0) {
     local = {{"rope_type", "default"}, {"rope_theta", model.rope_theta_local}};
   }
+  Json kinds = {{kFull, full}, {kSliding, local}};
+  if (!model.rope_scaling.truncate) kinds["truncate"] = false;
   json.update({{"hidden_activation", kActivation},
                {"attention_bias", false},
                {"query_pre_attn_scalar", model.query_pre_attn_scalar},
@@ -108,7 +125,7 @@ Json write(const ModelConfig& model) {
                {"sliding_window_pattern", has_window ? all : 1},
                {"layer_types", detail::layer_types_json(model)},
                {"rope_local_base_freq", local["rope_theta"]},
-               {"rope_parameters", {{kFull, full}, {kSliding, local}}},
+               {"rope_parameters", kinds},
                {"pad_token_id", nullptr}});
   return json;
 }

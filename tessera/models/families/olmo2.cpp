@@ -25,9 +25,12 @@ void read(const Reader& in, ModelConfig& model) {
   model.norm_eps = in.number("rms_norm_eps", 1e-5, 0, 1);
 }
 
+// What is not said is 1 to transformers, a token whose embedding would get no
+// gradient there.
 Json write(const ModelConfig& model) {
   Json json = detail::llama_json(model);
   json["attention_bias"] = false;
+  json["pad_token_id"] = nullptr;
   return json;
 }
 

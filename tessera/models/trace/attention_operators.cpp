@@ -154,6 +154,51 @@ Traced Operators::piece_attention(const Traced& q, const Traced& k,
       });
 }
 
+// Of what a window hides every pair is computed too. The kernel of blocks takes
+// no fp64, nor a head of keys that several of queries read.
+Traced Operators::masked_attention(const Traced& q, const Traced& k,
+                                   const Traced& v,
+                                   const HeadShape& shape) const {
+  const int64_t places = shape.q_tokens * shape.kv_tokens;
+  const Memory mask = bytes(places), bias = elements(places);
+  const bool in_blocks = shape.heads == shape.kv_heads && element_ <= 4;
+  if (!in_blocks) return score_attention(q, k, v, shape);
+  HeadShape all = shape;
+  all.window = 0;
+  const auto seen = flash(all);
+  return tape_.record(
+      seen[0], shape.q_numel(), {q, k, v},
+      {q.memory, k.memory, v.memory, seen[0], seen[1], bias},
+      [this, all](const Memory& gradient) { return flash_backward(all); });
+}
+
+// at::_scaled_dot_product_attention_math, in the wide type. Kept are q, k and
+// v, these of each head of queries, and softmax's output twice: the second time
+// with zeros for rows that see nothing.
+Traced Operators::score_attention(const Traced& q, const Traced& k,
+                                  const Traced& v,
+                                  const HeadShape& shape) const {
+  const int64_t queries = shape.q_numel();
+  const int64_t scores =
+      shape.samples * shape.heads * shape.q_tokens * shape.kv_tokens;
+  const int64_t product = 2 * scores * shape.width;
+  tape_.forward_flops({.attention = 2 * product});
+  const Memory inputs = wides(3 * queries), shares = wides(2 * scores);
+  {
+    const Memory before = wides(scores), hidden = bytes(scores);
+  }
+  const Memory out = narrowed(wides(queries), queries);
+  return tape_.record(
+      out, queries, {q, k, v}, {inputs, shares},
+      [=, this,
+       kv = shape.kv_numel()](const Memory& gradient) -> std::vector<Memory> {
+        tape_.input_flops({.attention = 4 * product});
+        const Memory behind = wides(queries), of_scores = wides(2 * scores);
+        const Memory sums = wides(3 * queries);  // of each head of queries
+        return {elements(queries), elements(kv), elements(kv)};
+      });
+}
+
 Traced Operators::attention(const Traced& q, const Traced& k, const Traced& v,
                             const HeadShape& shape, bool documents) const {
   if (documents) {
@@ -163,8 +208,11 @@ Traced Operators::attention(const Traced& q, const Traced& k, const Traced& v,
     return piece_attention(q, k, v, std::vector(shape.samples, sample));
   }
   if (shape.drops && is_composed()) return piece_attention(q, k, v, {shape});
-  const bool is_own =
-      !is_of_libtorch(shape) || nn::uses(nn::Kernel::kAttention);
+  if (shape.window > 0 && is_composed()) {
+    return masked_attention(q, k, v, shape);
+  }
+  const bool is_own = !is_composed() && (!is_of_libtorch(shape) ||
+                                         nn::uses(nn::Kernel::kAttention));
   const auto seen = is_own ? own_flash(shape) : flash(shape);
   return tape_.record(seen[0], shape.q_numel(), {q, k, v},
                       {q.memory, k.memory, v.memory, seen[0], seen[1]},

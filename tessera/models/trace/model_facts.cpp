@@ -55,15 +55,10 @@ class Meter {
     facts.products = tape.products;
     facts.again = again_of(tape, tracer);
 
-    std::vector<Traced> roots = {output};
-    std::vector<Memory> gradients = {tape.allocate(facts.output_bytes)};
-    if (tracer.balance().node != nullptr) {
-      roots.push_back(tracer.balance());
-      gradients.push_back(tape.allocate(wide_));
-    }
+    const Ends ends = ends_of(tape, tracer, output);
     tape.reset_peak();
     const int64_t before = tape.now();
-    tape.backward(roots, gradients);
+    tape.backward(ends.roots, ends.gradients);
     facts.backward_peak_bytes = tape.peak() - before;
     facts.backward_input = tape.backward_input;
     facts.backward_weight = tape.backward_weight;
@@ -80,21 +75,16 @@ class Meter {
     const Operators ops(tape, element_, wide_, options_.threads);
     std::optional<UnitTracer> tracer(std::in_place, ops, model_);
     Traced input = input_of(tape, input_numel);
-    std::vector<Traced> roots = {unit(*tracer, input)};
+    Traced output = unit(*tracer, input);
     again_of(tape, *tracer);
-    std::vector<Memory> gradients = {tape.allocate(facts.output_bytes)};
-    if (tracer->balance().node != nullptr) {
-      roots.push_back(tracer->balance());
-      gradients.push_back(tape.allocate(wide_));
-    }
+    Ends ends = ends_of(tape, *tracer, std::exchange(output, {}));
     tracer.reset();
     tape.set_puts_off(true);
     tape.reset_peak();
     const int64_t before = tape.now();
-    tape.backward(roots, gradients);
+    tape.backward(ends.roots, ends.gradients);
     facts.input_part_peak_bytes = tape.peak() - before;
-    roots.clear();
-    gradients.clear();
+    ends = {};
     input.memory = nullptr;
     facts.put_off_bytes = tape.now() - facts.input_bytes;  // its gradient
     tape.reset_peak();
@@ -145,6 +135,21 @@ class Meter {
   }
 
  private:
+  // What a unit's backward begins with: its output, and an auxiliary loss.
+  struct Ends {
+    std::vector<Traced> roots;
+    std::vector<Memory> gradients;
+  };
+  Ends ends_of(Tape& tape, const UnitTracer& tracer,
+               const Traced& output) const {
+    Ends ends{{output}, {tape.allocate(output.numel * element_)}};
+    if (tracer.balance().node != nullptr) {
+      ends.roots.push_back(tracer.balance());
+      ends.gradients.push_back(tape.allocate(wide_));
+    }
+    return ends;
+  }
+
   // dy and x of each weight whose rows wait.
   int64_t waiting_of(
       const std::vector<program::MatrixProduct>& products) const {

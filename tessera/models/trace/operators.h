@@ -152,6 +152,12 @@ class Operators {
   // nn::composed_attention, and its backward.
   std::vector<Memory> composed(const HeadShape& shape) const;
   std::vector<Memory> composed_backward(const HeadShape& shape) const;
+  // LibTorch's with a mask, and where its kernel of blocks takes none by
+  // products of whole scores.
+  Traced masked_attention(const Traced& q, const Traced& k, const Traced& v,
+                          const HeadShape& shape) const;
+  Traced score_attention(const Traced& q, const Traced& k, const Traced& v,
+                         const HeadShape& shape) const;
   // nn::causal_attention; `documents`: one in each sample.
   Traced attention(const Traced& q, const Traced& k, const Traced& v,
                    const HeadShape& shape, bool documents) const;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "tessera/core/error.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/kernels/kernels.h"
 
@@ -11,6 +12,8 @@ namespace tessera::nn::detail {
 
 // Of sample `b` and head `h` of those that are here.
 inline kernels::Mask mask_of(const Dropout& dropout, int64_t b, int64_t h) {
+  TS_CHECK(dropout.rate < 1, "dropout: of a rate of ", dropout.rate,
+           " nothing is kept.");
   return {.key = {dropout.key[0], dropout.key[1]},
           .drops = static_cast<uint32_t>(std::ldexp(dropout.rate, 32)),
           .sample = static_cast<uint32_t>(dropout.first_sample + b),

@@ -151,6 +151,8 @@ at::Tensor gelu_tanh_backward(const at::Tensor& gradient, const at::Tensor& x) {
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          int64_t ignored, std::optional<double> scale) {
+  // For autograd, which does not see loops write.
+  if (scale) logits.unsafeGetTensorImpl()->bump_version();
   if (!logits.is_cpu()) {
     return gpu::cross_entropy(logits, targets, ignored, scale);
   }

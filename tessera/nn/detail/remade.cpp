@@ -5,6 +5,7 @@
 #include <array>
 
 #include "tessera/core/error.h"
+#include "tessera/nn/detail/second_derivatives.h"
 #include "tessera/nn/gpu/one_pass.h"
 #include "tessera/nn/gpu/program.h"
 #include "tessera/nn/kernel_choice.h"
@@ -14,11 +15,15 @@ namespace {
 
 using torch::autograd::CppNode;
 
-// Loops of our own are not recorded.
-void refuse_second_derivatives(const char* what) {
-  TS_CHECK(!at::GradMode::is_enabled(), what,
-           " has no second derivative here: backward with create_graph is not "
-           "to be had through it.");
+// Loops read a weight as x's type, as long as x's rows are.
+void check_norm(const at::Tensor& x, const at::Tensor& weight) {
+  TS_CHECK(weight.dim() == 1 && weight.is_contiguous() && weight.size(0) > 0 &&
+               x.size(-1) == weight.size(0) &&
+               x.scalar_type() == weight.scalar_type() &&
+               x.device() == weight.device(),
+           "a norm of ", x.scalar_type(), " ", x.sizes(), " on ", x.device(),
+           " by a weight of ", weight.scalar_type(), " ", weight.sizes(),
+           " on ", weight.device(), ": they do not belong together.");
 }
 
 // Of x, to which what comes past the norm is added, and the weight.
@@ -39,6 +44,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(
     const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
     double eps) {
   if (gpu::runs(x)) {
+    check_norm(x, weight);
+    check_norm(x, bias);
     return gpu::layer_norm_forward(x.contiguous(), weight, bias, eps);
   }
   return at::native_layer_norm(x, weight.sizes(), weight, bias, eps);
@@ -118,6 +125,7 @@ at::Tensor gelu_of(const at::Tensor& x) {
 at::Tensor RmsNorm::forward(AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& weight, double eps,
                             double offset) {
+  check_norm(x, weight);
   const auto [y, inverse_rms] =
       rms_norm_forward(x.contiguous(), weight, eps, offset);
   ctx->save_for_backward({x, weight, inverse_rms});
@@ -142,6 +150,7 @@ at::Tensor RmsNorm::again(const AutogradContext& ctx) {
 variable_list RmsNormBranch::forward(AutogradContext* ctx, const at::Tensor& x,
                                      const at::Tensor& weight, double eps,
                                      double offset) {
+  ctx->set_materialize_grads(false);  // of an output that nobody uses
   return {x, RmsNorm::forward(ctx, x, weight, eps, offset)};
 }
 
@@ -180,6 +189,7 @@ variable_list LayerNormBranch::forward(AutogradContext* ctx,
                                        const at::Tensor& x,
                                        const at::Tensor& weight,
                                        const at::Tensor& bias, double eps) {
+  ctx->set_materialize_grads(false);
   return {x, LayerNorm::forward(ctx, x, weight, bias, eps)};
 }
 

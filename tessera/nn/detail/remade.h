@@ -3,6 +3,8 @@
 //
 // A product whose input is one of these outputs holds the node that made it,
 // whose backward comes later: it still has what it kept.
+// REQUIRES: that it has. A backward from the output alone that does not retain
+//         its graph frees it: the product's own backward then fails.
 // Second derivatives: of LayerNorm and Gelu; the others refuse.
 // Memory: of a block of Llama a quarter less between forward and backward (two
 //         of the width, one of the MLP's), for an output at a time meanwhile.

@@ -65,6 +65,10 @@ int64_t wide_product_numbers(int64_t rows, int64_t in, int64_t out,
 void wide_product(const kernels::Kernels& by, const at::Tensor& y,
                   const at::Tensor& a, const at::Tensor& b, bool adds) {
   const int64_t rows = a.size(0), inner = a.size(1), columns = b.size(1);
+  if (inner == 0) {  // there is no block to go through
+    if (!adds) y.zero_();
+    return;
+  }
   const bool into_wide = y.scalar_type() == at::kFloat;
   const Plan plan =
       plan_of(rows, inner, columns, into_wide,

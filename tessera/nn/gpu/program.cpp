@@ -1,6 +1,7 @@
 #include "tessera/nn/gpu/program.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
@@ -119,7 +120,7 @@ std::filesystem::path cache_folder() {
     return std::filesystem::path(cache) / "tessera";
   }
   const char* const home = std::getenv("HOME");
-  if (home == nullptr) return {};
+  if (home == nullptr || *home == '\0') return {};
   return std::filesystem::path(home) / ".cache" / "tessera";
 }
 
@@ -138,6 +139,18 @@ std::filesystem::path file_for(const std::string& architecture, int bits) {
                            ".cubin");
 }
 
+// Empty where there is none, or none that can be read.
+std::string kept_code(const std::filesystem::path& file) {
+  std::error_code none;
+  if (file.empty() || !std::filesystem::exists(file, none)) return {};
+  try {
+    return read_file(file);
+  } catch (const std::exception& error) {
+    log::debug("loops for the GPU are compiled anew: ", message_of(error));
+    return {};
+  }
+}
+
 void keep(const std::filesystem::path& file, const std::string& code) {
   if (file.empty()) return;
   try {
@@ -148,17 +161,14 @@ void keep(const std::filesystem::path& file, const std::string& code) {
   }
 }
 
-// Those of one GPU and one type.
+// Those of one GPU, the current one where they are made, and one type.
 class Loops {
  public:
   Loops(int device, int bits) : capability_(capability_of(driver_, device)) {
     const std::string architecture = c10::str("sm_", capability_);
     const std::filesystem::path file = file_for(architecture, bits);
-    std::error_code none;
-    if (std::filesystem::exists(file, none) &&
-        driver_.load(&module_, read_file(file).c_str()) == 0) {
-      return;
-    }
+    const std::string kept = kept_code(file);
+    if (!kept.empty() && driver_.load(&module_, kept.c_str()) == 0) return;
     const std::string code = compile(architecture, bits);
     check(driver_.load(&module_, code.c_str()), "cuModuleLoadData");
     keep(file, code);
@@ -199,6 +209,7 @@ Loops* loops_of(const at::Tensor& x) {
   const auto [found, is_new] = all->try_emplace({device, bits});
   if (is_new) {
     try {
+      const c10::DeviceGuard there(x.device());  // a module is one device's
       found->second.emplace(device, bits);
     } catch (const std::exception& error) {
       log::warning(
@@ -291,6 +302,7 @@ int64_t blocks_for(int64_t elements) {
 void launch(const std::string& loop, const at::Tensor& x, int64_t blocks,
             void** arguments) {
   if (blocks == 0) return;
+  const c10::DeviceGuard there(x.device());
   const c10::impl::VirtualGuardImpl devices(x.device().type());
   void* const stream = devices.getStream(x.device()).native_handle();
   loops_of(x)->launch(c10::str(loop, "_", type_of(x)), blocks, stream,

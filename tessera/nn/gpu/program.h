@@ -4,7 +4,8 @@
 // Libraries: NVRTC's and the driver's are found when they are needed; nothing
 //            is linked, so that one program serves machines with and without.
 // Files:     $XDG_CACHE_HOME/tessera, else ~/.cache/tessera, by what they are
-//            made of; where none can be written, none is.
+//            made of; where none can be written, none is, and one that
+//            cannot be read is made anew.
 // Threads:   any may ask; the first one compiles.
 #pragma once
 
@@ -20,7 +21,8 @@ namespace tessera::nn::gpu {
 // Errors: TS_CHECK, without NVRTC, or with its words.
 std::string compile(const std::string& architecture, int bits);
 
-// The first number of the compute capability of x's GPU: 9 is Hopper's.
+// The first number of the compute capability of x's GPU: 9 is Hopper's. 0
+// where it does not run() x's loops.
 int capability_of(const at::Tensor& x);
 
 // The least compute capability of the GPUs here, as 89 for 8.9. REQUIRES:
@@ -28,7 +30,8 @@ int capability_of(const at::Tensor& x);
 int least_capability();
 
 // Whether x's device has the loops, for its type. Where they cannot be made it
-// is said once, and operators of LibTorch go on in their place.
+// is said once for each device and size of type, and operators of LibTorch go
+// on in their place.
 bool runs(const at::Tensor& x);
 
 // Threads of a block, as loops.cu is compiled; of a warp.

@@ -20,6 +20,7 @@ namespace tessera::parallel::data {
 struct UpdateOptions {
   bool whole_matrices = false;        // hidden ones, to be updated
   at::ScalarType dtype = at::kFloat;  // of their pieces, and of the products
+  int64_t steps = 5;  // of products that bring one near to orthogonal ones
 };
 
 struct MatrixPieces {

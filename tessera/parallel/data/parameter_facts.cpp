@@ -32,6 +32,7 @@ struct Sizes {
   int64_t sent = 0, gathered = 0;
   int64_t uncut = 0, products = 0;
   int64_t added_bytes = 0;  // while the most is added to masters
+  int64_t flops = 0;        // of the products of all
 };
 
 int64_t size_of(at::ScalarType type) {
@@ -73,6 +74,12 @@ int64_t master_size(const StateOptions& options) {
 // By which LibTorch transposes what is larger than this.
 constexpr int64_t kTransposedBlock = int64_t{60} * 60;
 
+// Of X X^T, A A and (b A + c A^2) X for X (m, n), m <= n (optim/muon.h).
+int64_t orthogonal_flops(int64_t rows, int64_t columns, int64_t steps) {
+  const int64_t m = std::min(rows, columns), n = std::max(rows, columns);
+  return steps * (2 * m * n * m + 2 * m * m * m + 2 * m * m * n);
+}
+
 // A matrix (m, n) is there twice inside of its products, with a square of its
 // shorter side; one of several experts beside all of them: its first products,
 // which transpose it, are those of a part of these, with less beside. What is
@@ -95,6 +102,8 @@ void add_matrix(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
   const bool transposes =
       !is_stacked && rows > columns && rows * columns >= kTransposedBlock;
   const int64_t all = c10::multiply_integers(shape);
+  sizes.flops = (is_stacked ? shape.front() : 1) *
+                orthogonal_flops(rows, columns, options.updates.steps);
   sizes.products = 2 * rows * columns + shorter * shorter +
                    (transposes ? kTransposedBlock : 0) + (is_stacked ? all : 0);
   const int64_t item = size_of(options.updates.dtype);
@@ -114,6 +123,7 @@ void set_update_bytes(ParameterFacts& facts, const Sizes& sizes,
                        (item < master ? item : 0);
   facts.update_piece_bytes = sizes.sent * item;
   facts.update_gathered_bytes = sizes.gathered * item;
+  facts.update_flops = sizes.flops;
   facts.piece_work_bytes = sizes.largest * each;
   facts.update_work_bytes =
       std::max({sizes.uncut * each, sizes.products * item, sizes.added_bytes});
@@ -183,6 +193,11 @@ void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
   const int64_t moment =
       options.kept.dtype ? size_of(*options.kept.dtype) : master;
   facts.optimizer_bytes = sizes.shard * (master * masters + moment * moments);
+  facts.read_bytes = sizes.whole * weight;
+  facts.shard_gradient_bytes = sizes.shard * gradient;
+  facts.updated_bytes =
+      facts.shard_gradient_bytes + facts.optimizer_bytes +
+      sizes.shard * size_of(options.shard.value_or(options.compute));
   if (sizes.matrix) {
     set_update_bytes(facts, sizes, options);
   } else if (moment != master) {  // copies of them in the master's type
@@ -217,6 +232,7 @@ void without_gradients(ParameterFacts& facts, const StateOptions& options) {
   facts.parameter_bytes /= options.versions.parameters;
   facts.sum_axes.clear();
   facts.gradient_bytes = facts.optimizer_bytes = 0;
+  facts.shard_gradient_bytes = facts.updated_bytes = facts.update_flops = 0;
   facts.whole_gradient_bytes = 0;
   facts.reduce_message_bytes = facts.sum_message_bytes = 0;
   facts.reduce_work_bytes = facts.pack_bytes = 0;
@@ -251,6 +267,7 @@ std::vector<ParameterFacts> parameter_facts(
     sum.largest = std::max(sum.largest, sizes.largest);
     sum.products = std::max(sum.products, sizes.products);
     sum.added_bytes = std::max(sum.added_bytes, sizes.added_bytes);
+    sum.flops += sizes.flops;
     sum.whole += sizes.whole;
     sum.whole_aligned += sizes.whole_aligned;
     sum.shard += sizes.shard;

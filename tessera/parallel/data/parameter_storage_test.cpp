@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tessera/parallel/data/parameter_facts.h"
+
 namespace tessera::parallel::data {
 namespace {
 
@@ -22,6 +24,37 @@ TEST(ResizeStorage, TakesMemoryOfTheTensorsDevice) {
       EXPECT_EQ(view.sum().item<double>(), 2000);
     }
   }
+}
+
+// A matrix (8, 4) on two ranks, who both orthogonalise all of it.
+TEST(ParameterFacts, AnUpdateIsOfTheShardAndOfWholeMatrices) {
+  const mesh::DeviceMesh ranks({.dp_shard = 2}, 2);
+  nn::ParameterSpec spec{.layout = mesh::Layout({8, 4}).with(
+                             mesh::Axis::kDpShard, mesh::Placement::shard(0)),
+                         .init = nn::Init::zeros(),
+                         .units = {1}};
+  const auto facts = [&] {
+    return parameter_facts(
+               {&spec}, ranks, ranks.coord_of(0),
+               {.zero_stage = 1,
+                .compute = at::kBFloat16,
+                .gradient = at::kFloat,
+                .kept = {.matrix_moments = 1},
+                .updates = {.whole_matrices = true, .dtype = at::kBFloat16},
+                .num_units = 3})
+        .at(0);
+  };
+  EXPECT_EQ(facts().read_bytes, 32 * 2);
+  EXPECT_EQ(facts().shard_gradient_bytes, 16 * 4);
+  // With a master, a moment, and what both round to.
+  EXPECT_EQ(facts().updated_bytes, 16 * (4 + 4 + 4 + 2));
+  EXPECT_EQ(facts().update_flops,
+            5 * (2 * 4 * 8 * 4 + 2 * 4 * 4 * 4 + 2 * 4 * 4 * 8));
+  spec.is_frozen = true;
+  EXPECT_EQ(facts().read_bytes, 32 * 2);
+  EXPECT_EQ(facts().shard_gradient_bytes, 0);
+  EXPECT_EQ(facts().updated_bytes, 0);
+  EXPECT_EQ(facts().update_flops, 0);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ Groups groups_of(const World& world, int64_t lane) {
 using Key = std::vector<int64_t>;
 
 // The classes of each group's members. Stages lie in an order; elsewhere it is
-// enough who takes part.
+// enough who takes part, and how many do: a collective's time goes by that.
 std::vector<Key> classes_in(const Groups& groups, const Classes& classes,
                             bool in_order) {
   std::vector<Key> all;
@@ -52,6 +52,7 @@ std::vector<Key> classes_in(const Groups& groups, const Classes& classes,
     if (in_order) continue;
     std::ranges::sort(seen);
     seen.erase(std::ranges::unique(seen).begin(), seen.end());
+    seen.push_back(std::ssize(members));
   }
   return all;
 }

@@ -1,6 +1,7 @@
 // Ranks sorted into classes: two are in one class if they run the same program
-// and their groups, lane by lane, have members of the same classes in order.
-// The coarsest such sorting, found by refining that of the programs.
+// and their groups, lane by lane, are equally large and have members of the
+// same classes: along the pipeline in order, elsewhere no matter how many of
+// each. The coarsest such sorting, found by refining that of the programs.
 #pragma once
 
 #include <cstdint>

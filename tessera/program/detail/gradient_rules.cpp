@@ -150,7 +150,7 @@ void GradientRules::norm(Step& step) {
   require(units_.devices == 1 || step.gathered_replicas,
           "the gradients of the other devices are missing");
   if (names_units()) {
-    for (int64_t id : units_.owners()) check_owner(id, step.owners[id]);
+    for (int64_t id : owners_) check_owner(id, step.owners[id]);
   }
   step.normed = true;
 }
@@ -183,6 +183,7 @@ void GradientRules::tail(const Instruction& instruction, Step& step) {
 
 void GradientRules::update(const Instruction& instruction, Step& step) {
   if (!names_units()) return;
+  require_owner(instruction.unit);
   const bool is_whole = unit_at(instruction.unit).whole_updates;
   Owner& owner = step.owners[instruction.unit];
   if (instruction.op == Op::kGatherUpdates) {

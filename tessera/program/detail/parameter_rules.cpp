@@ -70,6 +70,7 @@ void ParameterRules::read(const Instruction& instruction) {
 }
 
 void ParameterRules::gather(const Instruction& instruction) {
+  require_owner(instruction.unit);
   const int64_t stage = unit_at(instruction.unit).zero_stage;
   require(stage > 0, "stage 0 has nothing to gather");
   Progress& state = whole(instruction.unit, instruction.version);
@@ -86,6 +87,7 @@ void ParameterRules::gather(const Instruction& instruction) {
 // Of what lives whole every rank updates its shard alone.
 void ParameterRules::update(const Instruction& instruction) {
   const int64_t unit = instruction.unit, version = instruction.version;
+  if (names_units()) require_owner(unit);
   const bool is_kept = kept_.contains(unit);
   if (instruction.op == Op::kKeepParameters) {
     require(units_.versions.parameters > 1, "there is one version");
@@ -114,7 +116,7 @@ void ParameterRules::end_step(int64_t version) {
     require(updates_[-1] == ended_, "the step has no update");
     return;
   }
-  for (int64_t owner : units_.owners()) {
+  for (int64_t owner : owners_) {
     require(updates_[owner] == ended_, "unit ", owner, " is not updated");
   }
 }
@@ -130,7 +132,7 @@ void ParameterRules::finish() {
     require(unit_at(owner).zero_stage < 3 || state == Progress::kNone,
             "the parameters of unit ", owner, " stay gathered");
   }
-  for (int64_t owner : units_.owners()) {
+  for (int64_t owner : owners_) {
     require(purpose_ == Purpose::kEvaluation || updates_[owner] > 0, "unit ",
             owner, " is not updated");
   }

@@ -5,6 +5,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -22,7 +23,7 @@ enum class Progress { kNone, kUnderWay, kDone };
 class Rules {
  public:
   Rules(const Units& units, Purpose purpose)
-      : units_(units), purpose_(purpose) {}
+      : units_(units), purpose_(purpose), owners_(units.owners()) {}
   virtual ~Rules() = default;
   Rules(const Rules&) = delete;
   Rules& operator=(const Rules&) = delete;
@@ -56,6 +57,12 @@ class Rules {
             "there is no such unit");
     return units_.all[unit];
   }
+  // Of parameters that lie here.
+  void require_owner(int64_t unit) const {
+    unit_at(unit);
+    require(std::ranges::binary_search(owners_, unit),
+            "no unit that runs here reads its parameters");
+  }
   // The units whose parameters a compute instruction reads.
   const std::vector<int64_t>& reads(const Instruction& instruction) const {
     return unit_at(instruction.unit).reads;
@@ -82,6 +89,7 @@ class Rules {
 
   const Units& units_;
   const Purpose purpose_;
+  const std::vector<int64_t> owners_;  // whose parameters lie here, ascending
 
  private:
   const Instruction* seen_ = nullptr;

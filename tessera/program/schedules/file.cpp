@@ -93,8 +93,10 @@ class Reader {
     std::ranges::replace(text, ',', ' ');
     std::istringstream words(text);
     shape_ = {.stages = 0, .chunks = 0, .num_microbatches = 0};
+    std::set<std::string> said;
     for (std::string key, value; words >> key;) {
       require(static_cast<bool>(words >> value), key, " has no value");
+      require(said.insert(key).second, key, " is said twice");
       if (key == "placement") {
         const auto* const found = std::ranges::find(
             kPlacements, value,

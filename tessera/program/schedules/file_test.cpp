@@ -79,6 +79,11 @@ TEST_F(ScheduleFile, NamesLineAndRule) {
   expect_refused("stages 2, chunks 0, microbatches 1\n", "1: stages, chunks");
   expect_refused("stages 2, chunks 1, microbatches 1, placement w\n",
                  "1: placement is w");
+  expect_refused("stages 2, chunks 1, stages 3, microbatches 1\n",
+                 "1: stages is said twice");
+  expect_refused(
+      "stages 2, chunks 2, placement v, microbatches 1, placement v\n",
+      "1: placement is said twice");
   expect_refused("stages 3, chunks 2, microbatches 2, placement mirrored\n",
                  "1: mirrored stages");
   expect_refused(

@@ -9,11 +9,6 @@
 namespace tessera::program::schedules {
 namespace {
 
-// The gradient of a chunk's input is there behind its first part.
-bool takes_gradients(const Task& task) {
-  return task.op == Op::kBackward || task.op == Op::kBackwardInput;
-}
-
 // Whom a task sends to: the place behind a forward's, or before a backward's.
 std::optional<Place> next_of(const Pipeline& pipeline, const Task& task,
                              int64_t stage) {

@@ -78,11 +78,6 @@ class Writer {
   Program finish() { return std::move(program_); }
 
  private:
-  // The gradient of a chunk's input is there behind its first part.
-  static bool takes_gradients(const Task& task) {
-    return task.op == Op::kBackward || task.op == Op::kBackwardInput;
-  }
-
   void receive_for(const Task& task) {
     const Place here{stage_, task.chunk};
     if (task.op == Op::kForward && comes_from_afar(pipeline_.before(here))) {

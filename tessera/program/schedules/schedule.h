@@ -40,6 +40,11 @@ struct Task {
   bool operator==(const Task&) const = default;
 };
 
+// The gradient of a chunk's input is there behind its first part.
+inline bool takes_gradients(const Task& task) {
+  return task.op == Op::kBackward || task.op == Op::kBackwardInput;
+}
+
 // Tasks that run one after the other; what the next turn needs is received
 // together with what this one sends. Else two ranks in the steady state would
 // each wait for the other's receive.

@@ -44,7 +44,6 @@ __device__ inline unsigned char fp8_of(float x) {
 }
 // x: rows of `width`, `stride` apart; values: (rows, width), scales: one of a
 // row.
-// row.
 template <int N, typename Of, typename T>
 __device__ void fp8_rows_by(const T* x, unsigned char* values, float* scales,
                             long long rows, long long width,
