@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
-#include <iterator>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -38,12 +37,23 @@ std::vector<std::string> names_of_commands(const CLI::App& program) {
   return names;
 }
 
+bool is_command(const CLI::App& program, const std::string& word) {
+  return std::ranges::count(names_of_commands(program), word) > 0;
+}
+
+// "tessera help train" as "tessera train --help", the last word first.
+std::vector<std::string> words_of_help(int argc, char** argv) {
+  std::vector<std::string> words = {"--help"};
+  for (int i = argc - 1; i >= 2; --i) words.emplace_back(argv[i]);
+  return words;
+}
+
 int usage_error(const CLI::App& program, const std::string& message,
                 const std::string& first_word) {
   std::cerr << "tessera: " << printable(message, true) << "\n";
-  const auto names = names_of_commands(program);
-  if (std::find(names.begin(), names.end(), first_word) == names.end()) {
-    if (const auto meant = config::nearest(first_word, names)) {
+  if (!is_command(program, first_word)) {
+    if (const auto meant =
+            config::nearest(first_word, names_of_commands(program))) {
       std::cerr << "Did you mean 'tessera " << *meant << "'?\n";
     }
   }
@@ -91,11 +101,12 @@ int run_program(int argc, char** argv) {
       std::cerr << program.help();
       return static_cast<int>(ExitCode::kUsage);
     }
-    if (first_word == "help") {                     // tessera help train
-      std::vector<std::string> words = {"--help"};  // the last one first
-      words.insert(words.end(), std::reverse_iterator(argv + argc),
-                   std::reverse_iterator(argv + 2));
-      program.parse(std::move(words));
+    if (first_word == "help") {
+      const std::string command = argc > 2 ? argv[2] : "";
+      if (!command.empty() && !is_command(program, command)) {
+        return usage_error(program, "there is no command " + command, command);
+      }
+      program.parse(words_of_help(argc, argv));
     } else {
       program.parse(argc, argv);
     }

@@ -55,6 +55,12 @@ def test_a_damaged_checkpoint(tessera, driver, tmp_path):
     states = [row["state"] for row in seen["files"]]
     assert states[0] == states[2] == "good"
     assert shard.name in states[1] and "checksum differs" in states[1]
+    [row] = inspect(tessera, "--verify", tmp_path, code=74)["checkpoints"]
+    assert row["state"].startswith("bad")
+    shard.unlink()
+    [row] = inspect(tessera, "--verify", tmp_path, code=74)["checkpoints"]
+    assert f"{shard}: is missing" in row["state"]
+    assert inspect(tessera, tmp_path)["checkpoints"] == [row]
 
 
 def test_a_safetensors_file(tessera, tmp_path):

@@ -323,7 +323,7 @@ MESHES |= {f"muon: {name}": (world, model, {**sections, **MUON}) for name, world
     ("pp 2 x zero 2, interleaved", 4, {"layers": 4}, {"mesh": {"pp": 2, "dp": 2}, **zero(2), "pipeline": {
         "schedule": "interleaved", "chunks": 2}}),
     ("cp 2 x zero 3", 4, {}, {"mesh": {"dp": 2, "cp": 2}, **zero(3)}),
-    ("devices", 1, {}, {"mesh": {"dp": 2, "data_parallel": "dp"}}),
+    ("devices", 2, {}, {"mesh": {"dp": 2, "data_parallel": "dp"}}),
     ("experts: ep 2 x zero 2", 4, mixtral(), {"mesh": {"dp": 4, "ep": 2}, **zero(2)}),
     ("experts: ep 2, etp 2, of experts 3", 8, mixtral(), {"mesh": {"dp": 4, "tp": 2, "ep": 2, "etp": 2},
                                                           **zero(1, expert_stage=3)}),

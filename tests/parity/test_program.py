@@ -203,13 +203,16 @@ def test_no_room_for_checkpoints(program, folder):
 
 @pytest.mark.parametrize("arguments, code", [
     ([], 2), (["trian"], 2), (["--help"], 0), (["train", "--help"], 0), (["--version"], 0), (["plan", "x.json"], 2),
+    (["help"], 0), (["help", "train"], 0), (["help", "trian"], 2),
     (["train", "absent.json"], 78), (["eval", "--model", "absent", "--data", "text.txt"], 74),
 ])
 def test_exit_codes(program, folder, arguments, code):
     done = run(program, folder, *arguments)
     assert done.returncode == code, done.stderr
-    if arguments == ["trian"]:
-        assert "train" in done.stderr
+    if arguments[-1:] == ["trian"]:
+        assert "Did you mean 'tessera train'?" in done.stderr
+    if arguments == ["help", "train"]:
+        assert done.stdout == run(program, folder, "train", "--help").stdout
     if arguments[:1] == ["plan"]:
         assert "--cluster" in done.stderr
 

@@ -242,6 +242,16 @@ def test_a_run_that_saves_only_when_it_is_stopped_goes_on_from_what_it_was_told(
     assert stopped["parent"] == 5 and (checkpoints / "resumed-from").read_text().startswith("step-5 ")
 
 
+@pytest.mark.parametrize("place", ["", "checkpoints"])
+def test_a_run_is_gone_on_from_by_its_folder(program, tokens, tmp_path, place):
+    run(program, tokens, tmp_path / "one", checkpoint={"every": 5}, **until(10), step=10)
+    path = configuration(tokens, tmp_path / "other", **until(12))
+    done = train(program, path, f"--resume={tmp_path / 'one' / 'run' / place}", "--nproc=2")
+    assert "resumed after step 10\n" in done.stderr, done.stderr
+    refused = train(program, path, f"--resume={tmp_path / 'one'}", check=False)
+    assert refused.returncode == 74 and "no folder of a run that has one" in refused.stderr, refused.stderr
+
+
 def flip_a_bit_of(pid, pattern):
     """Where these bytes are in a process's memory: the lowest bit of the first."""
     places = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
