@@ -241,10 +241,10 @@ void run_convert(const ConvertFlags& flags) {
   // Half a folder would refuse the next try.
   const auto remove = [&] {
     std::error_code error;
-    if (!made.empty()) fs::remove_all(made, error);
+    if (!made.empty()) return remove_whole(made);
     for (fs::directory_iterator each(written, error), end; each != end;
          each.increment(error)) {
-      fs::remove_all(each->path(), error);
+      remove_whole(each->path());
     }
   };
   try {

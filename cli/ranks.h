@@ -54,7 +54,7 @@ struct RankJob {
   // Of the command, for the ranks that are started with it.
   std::vector<std::string> arguments = {};
   Restarts restarts = {};
-  // What a signal that ends this process must not leave behind; may be empty.
+  // Removes what a signal that ends this process would leave; may be empty.
   std::function<void()> tidy = {};
 };
 

@@ -28,7 +28,7 @@ void run_report(const ReportFlags& flags) {
               : "report.html";
   }
   TS_CHECK_USAGE(!std::filesystem::is_regular_file(out) ||
-                     read_file(out).starts_with(monitor::report::kBeginOfPage),
+                     monitor::report::is_page(read_file(out)),
                  "--out ", out,
                  " is there already and is no page of a report; nothing was "
                  "written.");

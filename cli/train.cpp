@@ -104,7 +104,8 @@ class TrainCommand {
  private:
   void run_command(int argc, char** argv) {
     const auto place = find_place(flags_.ranks);
-    flags_.resume = train::checkpoint_of(flags_.resume);
+    flags_.resume =
+        train::checkpoint_of(flags_.resume, train::RunFolder(config_));
     std::vector<std::string> arguments(argv, argv + argc);
     replace_flag(arguments, "--resume", flags_.resume);
     const int64_t nproc = flags_.ranks.nproc;

@@ -242,7 +242,8 @@ class Load {
                ? ""
                : folder_ + "/" + kManifestName +
                      ": ranks read different contents. Is the folder the same "
-                     "on every host?";
+                     "on every host, and was the same checkpoint given to "
+                     "every rank?";
   }
 
   void refuse_other_models(const LoadOptions& options) {

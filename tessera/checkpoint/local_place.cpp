@@ -140,9 +140,10 @@ void remove_other_folders(const LocalPlace& place, const std::string& kept) {
       const FileLock lock(path, "it stays");
       // Whose it is goes last: a start that is killed here is followed by one
       // that still knows it.
-      for (const auto& each : fs::directory_iterator(path)) {
-        if (each.path() != path + kOwnerFile) {
-          fs::remove_all(each.path(), failed);
+      for (fs::directory_iterator each(path, failed), end; each != end;
+           each.increment(failed)) {
+        if (each->path() != path + kOwnerFile) {
+          fs::remove_all(each->path(), failed);
         }
       }
       fs::remove_all(path, failed);

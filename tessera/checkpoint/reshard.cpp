@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 
 #include <filesystem>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "tessera/checkpoint/detail/rank_parts.h"
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/core/error.h"
 #include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
@@ -51,7 +53,12 @@ int64_t reshard(const std::string& step_folder, const std::string& folder,
   const TensorReader reader(step_folder, state_of(manifest, 1, 0));
   const std::string temporary =
       folder + "/" + detail::step_name(manifest.step) + ".tmp";
-  std::filesystem::create_directories(temporary);
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  TS_CHECK_IO(!error, folder, ": cannot be made: ", error.message(), ".");
+  detail::remove_leftovers(folder);
+  std::filesystem::create_directory(temporary, error);
+  TS_CHECK_IO(!error, temporary, ": cannot be made: ", error.message(), ".");
   detail::require_room(folder, detail::bytes_written(state_of(manifest, 1, 0)));
 
   std::vector<std::string> parts;

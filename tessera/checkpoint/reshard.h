@@ -14,7 +14,7 @@ namespace tessera::checkpoint {
 // By one process, a part at a time: they need not fit into memory together.
 // `extra`: in place of the source's.
 // Errors: TS_CHECK_IO with file and tensor, also where the source is bad; no
-//         step-N is there then, and the next save in FOLDER removes the rest.
+//         step-N is there then, and who writes to FOLDER next removes the rest.
 int64_t reshard(const std::string& step_folder, const std::string& folder,
                 int64_t ranks, const std::optional<std::string>& extra = {});
 

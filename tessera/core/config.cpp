@@ -54,26 +54,9 @@ Key& Key::one_of(std::vector<std::string> choices) {
   return *this;
 }
 
-Key& Key::not_built(std::vector<std::string> choices, const std::string& part,
-                    const std::string& instead) {
-  impl_->not_built.push_back({std::move(choices), part, instead});
-  return *this;
-}
-
-Key& Key::not_built(const std::string& part) {
-  impl_->unbuilt_part = part;
-  return *this;
-}
-
 Key& Key::check(std::function<std::string(const Value&)> complaint) {
   impl_->checks.push_back(std::move(complaint));
   return *this;
-}
-
-bool Key::Impl::is_not_built(const std::string& choice) const {
-  return std::any_of(not_built.begin(), not_built.end(), [&](const auto& rule) {
-    return std::count(rule.choices.begin(), rule.choices.end(), choice) > 0;
-  });
 }
 
 Section::Section() : impl_(std::make_shared<Impl>()) {}

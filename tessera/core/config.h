@@ -53,12 +53,6 @@ class Key {
   Key& at_most(double maximum);
   Key& more_than(double bound);
   Key& one_of(std::vector<std::string> choices);
-  // Choices that are known but whose part is not built: refused, naming `part`
-  // and what to use `instead`.
-  Key& not_built(std::vector<std::string> choices, const std::string& part,
-                 const std::string& instead);
-  // The part behind the key is not built: any value but the default is refused.
-  Key& not_built(const std::string& part);
   // A check of one's own: returns the complaint, or "" when content.
   Key& check(std::function<std::string(const Value&)> complaint);
 

@@ -11,10 +11,8 @@ namespace {
 
 struct Inner {
   int64_t depth = 0;
-  std::string unbuilt = "no";
   void declare(Section& section) {
     section.key("depth", depth, "how deep").at_least(0).at_most(9);
-    section.key("unbuilt", unbuilt, "a part").not_built("the part");
   }
 };
 
@@ -32,9 +30,7 @@ struct Outer {
     section.key("flag", flag, "on or off");
     section.key("count", count, "how many").at_least(1).at_most(1000);
     section.key("rate", rate, "how fast").more_than(0).at_most(1);
-    section.key("word", word, "an animal")
-        .one_of({"cat", "dog", "unicorn"})
-        .not_built({"unicorn"}, "the animal", "cat or dog");
+    section.key("word", word, "an animal").one_of({"cat", "dog"});
     section.key("free", free, "any text");
     section.key("words", words, "some texts");
     section.key("numbers", numbers, "two").check([](const Value& value) {
@@ -99,7 +95,7 @@ TEST(Config, SetsEveryTypeAndTellsWhereItCameFrom) {
   EXPECT_EQ(origins.at("outer.count"), "--set outer.count=9");
   EXPECT_EQ(origins.at("outer.word"), "f:4:50");
   EXPECT_EQ(origins.at("outer.inner.depth"), "f:6:24");
-  EXPECT_EQ(origins.at("outer.inner.unbuilt"), "default");
+  EXPECT_EQ(origins.at("outer.free"), "--outer.free=12");
 }
 
 struct Refused {
@@ -180,9 +176,6 @@ INSTANTIATE_TEST_SUITE_P(
                 "you mean \"dog\"?"},
         Refused{"\"word\": \"elephant\"",
                 "f:1:20: outer.word is \"elephant\": it is none of cat, dog."},
-        Refused{"\"word\": \"unicorn\"",
-                "f:1:20: outer.word is \"unicorn\": the animal is not built "
-                "yet. Use cat or dog."},
         Refused{"\"free\": \"a\\u0000b\"",
                 "f:1:20: outer.free is \"a\\u0000b\": it must not hold a zero "
                 "byte."},
@@ -196,10 +189,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "f:1:23: outer.numbers: expected a list of numbers, got 0.5."},
         Refused{"\"sizes\": [1.5]",
                 "f:1:21: outer.sizes: expected a list of whole numbers, got "
-                "[1.5]."},
-        Refused{"\"inner\": {\"unbuilt\": \"yes\"}",
-                "f:1:33: outer.inner.unbuilt is \"yes\": the part is not built "
-                "yet. Use \"no\"."}));
+                "[1.5]."}));
 
 TEST(Config, RefusesWhatIsNoObjectOfSections) {
   EXPECT_EQ(refusal("[]"),
@@ -305,10 +295,10 @@ TEST(Config, PrintsValuesWithTheirOrigins) {
   Root root;
   const auto origins = root.resolve("{\"outer\": {\"count\": 5}}");
   const std::string table = print(root.section, origins);
-  EXPECT_NE(table.find("outer.count          5           f:1:21\n"),
+  EXPECT_NE(table.find("outer.count        5           f:1:21\n"),
             std::string::npos)
       << table;
-  EXPECT_NE(table.find("outer.inner.depth    0           default\n"),
+  EXPECT_NE(table.find("outer.inner.depth  0           default\n"),
             std::string::npos)
       << table;
 }
@@ -330,7 +320,6 @@ TEST(Config, SchemaSaysWhatResolveAccepts) {
   EXPECT_EQ(keys["rate"]["exclusiveMinimum"], 0.0);
   EXPECT_EQ(keys["word"]["enum"].dump(), R"(["cat","dog"])");
   EXPECT_EQ(keys["words"].contains("anyOf"), true);
-  EXPECT_EQ(keys["inner"]["properties"]["unbuilt"]["const"], "no");
 }
 
 TEST(Config, ManualListsEveryKey) {
@@ -338,7 +327,7 @@ TEST(Config, ManualListsEveryKey) {
   const std::string text = manual(root.section);
   for (const char* part :
        {"## outer\n", "`outer.count` | `3` | how many | at least 1, at most ",
-        "## outer.inner\n", "not built yet: unicorn"}) {
+        "## outer.inner\n", "one of cat, dog"}) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   }
 }

@@ -25,19 +25,6 @@ Json json_type(const Value& value) {
   return {{"anyOf", Json::array({{{"type", "string"}}, list})}};
 }
 
-// Built choices, then those that are only known.
-std::pair<std::vector<std::string>, std::vector<std::string>> choices_of(
-    const Key::Impl& key) {
-  std::pair<std::vector<std::string>, std::vector<std::string>> choices;
-  for (const auto& choice : key.choices) {
-    const bool is_default = detail::json_of(key.default_value) == choice;
-    const bool unbuilt =
-        key.is_not_built(choice) || (!key.unbuilt_part.empty() && !is_default);
-    (unbuilt ? choices.second : choices.first).push_back(choice);
-  }
-  return choices;
-}
-
 Json number_of(double value, const Key::Impl& key) {
   if (std::holds_alternative<int64_t>(key.default_value)) {
     return static_cast<int64_t>(value);
@@ -50,19 +37,12 @@ Json schema_of(const Key::Impl& key) {
                   ? Json{{"type", "array"},
                          {"items", schema_of(key.objects->plain_section)}}
                   : json_type(key.default_value);
-  const auto [built, unbuilt] = choices_of(key);
-  std::string meaning = key.meaning;
-  if (!unbuilt.empty()) meaning += ". Not built yet: " + joined(unbuilt);
-  json["description"] = meaning;
+  json["description"] = key.meaning;
   json["default"] = detail::json_of(key.default_value);
-  if (!built.empty()) json["enum"] = built;
+  if (!key.choices.empty()) json["enum"] = key.choices;
   if (key.minimum) json["minimum"] = number_of(*key.minimum, key);
   if (key.maximum) json["maximum"] = number_of(*key.maximum, key);
   if (key.bound) json["exclusiveMinimum"] = number_of(*key.bound, key);
-  if (!key.unbuilt_part.empty() && key.choices.empty()) {
-    json["const"] = json["default"];
-    json["description"] = meaning + ". Not built yet: any other value";
-  }
   return json;
 }
 
@@ -96,8 +76,7 @@ std::string keys_of(const Section::ObjectList& objects) {
 
 std::string rules_of(const Key::Impl& key) {
   std::vector<std::string> rules;
-  const auto [built, unbuilt] = choices_of(key);
-  if (!built.empty()) rules.push_back("one of " + joined(built));
+  if (!key.choices.empty()) rules.push_back("one of " + joined(key.choices));
   if (key.objects) rules.push_back("objects: " + keys_of(*key.objects));
   if (key.minimum) {
     rules.push_back("at least " + number_of(*key.minimum, key).dump());
@@ -107,10 +86,6 @@ std::string rules_of(const Key::Impl& key) {
   }
   if (key.maximum) {
     rules.push_back("at most " + number_of(*key.maximum, key).dump());
-  }
-  if (!unbuilt.empty()) rules.push_back("not built yet: " + joined(unbuilt));
-  if (!key.unbuilt_part.empty() && key.choices.empty()) {
-    rules.emplace_back("not built yet: any other value");
   }
   return joined(rules);
 }

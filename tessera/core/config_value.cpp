@@ -82,19 +82,9 @@ std::string complaint_about_word(const std::string& word,
   }
   if (key.choices.empty()) return "";
   if (std::count(key.choices.begin(), key.choices.end(), word) == 0) {
-    std::vector<std::string> built;
-    for (const auto& choice : key.choices) {
-      if (!key.is_not_built(choice)) built.push_back(choice);
-    }
     const auto meant = nearest(word, key.choices);
-    return "it is none of " + detail::joined(built) +
+    return "it is none of " + detail::joined(key.choices) +
            (meant ? ". Did you mean " + in_quotes(*meant) + "?" : "");
-  }
-  for (const auto& rule : key.not_built) {
-    if (std::count(rule.choices.begin(), rule.choices.end(), word) == 0) {
-      continue;
-    }
-    return rule.part + " is not built yet. Use " + rule.instead;
   }
   return "";
 }
@@ -162,10 +152,6 @@ std::string detail::complaint_about(const Value& value, const Key::Impl& key) {
   }
   for (const auto& check : key.checks) {
     if (complaint.empty()) add(check(value));
-  }
-  if (!key.unbuilt_part.empty() && value != key.default_value) {
-    add(key.unbuilt_part + " is not built yet. Use " +
-        json_of(key.default_value).dump());
   }
   return complaint;
 }

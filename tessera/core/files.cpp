@@ -278,6 +278,17 @@ FileLock::FileLock(const fs::path& path, const std::string& words) {
   file_ = file.release();
 }
 
+void remove_whole(const fs::path& path) {
+  constexpr int kTries = 20;  // what is new comes in between
+  std::error_code error;
+  for (int i = 0; i < kTries; ++i) {
+    fs::remove_all(path, error);
+    if (error != std::errc::directory_not_empty && !fs::exists(path, error)) {
+      return;
+    }
+  }
+}
+
 TemporaryFolder::TemporaryFolder(const std::string& prefix,
                                  const fs::path& in) {
   std::string name = (in / (prefix + "-XXXXXX")).string();
@@ -286,9 +297,6 @@ TemporaryFolder::TemporaryFolder(const std::string& prefix,
   path_ = name;
 }
 
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
+TemporaryFolder::~TemporaryFolder() { remove_whole(path_); }
 
 }  // namespace tessera

@@ -115,6 +115,10 @@ class FileLock {
   Fd file_;
 };
 
+// With all that is in it, also where somebody still writes there; what cannot
+// be removed stays.
+void remove_whole(const std::filesystem::path& path);
+
 // A folder with a name that nobody else has, removed with all that is in it.
 class TemporaryFolder {
  public:

@@ -157,6 +157,8 @@ class IdleKeys {
   }
 
   void monitor() {
+    note(config_.mesh.star() || implied_world_size(config_) == 1,
+         {"monitor.by_rank"}, "is not used by one rank");
     note(config_.monitor.reruns > config_.run.steps, {"monitor.reruns"},
          "is not used in " + std::to_string(config_.run.steps) + " steps");
     note(config_.monitor.sample == 0,

@@ -54,7 +54,7 @@ bool can_be_copied() {
          show_kept();
 }
 
-// Of the loopback, at this moment; 0: there is none.
+// Of the loopback, at this moment; 0: none is to be had.
 uint16_t free_port() {
   const Fd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -102,7 +102,7 @@ class LocalRun {
   const LocalOptions& options_;
   detail::SignalQueue signals_;
   Fd store_;
-  const std::string master_port_ = std::to_string(free_port());
+  std::string master_port_;  // for programs that are not copies
   std::vector<Rank> ranks_;
   int64_t oom_kills_before_;
 
@@ -126,6 +126,7 @@ void LocalRun::start() {
     TS_CHECK_IO(!error, "launch: cannot make the folder of the logs, ",
                 options_.log_dir, ": ", error.message(), ".");
   }
+  if (!options_.as_copy) master_port_ = std::to_string(free_port());
   detail::RankProgram program;
   program.argv = options_.argv;
   program.inherited_fd = store_.get();
@@ -165,8 +166,10 @@ std::vector<std::string> LocalRun::variables_of(int64_t rank) const {
     all["RANK"] = all["LOCAL_RANK"] = number;
     all["WORLD_SIZE"] = all["LOCAL_WORLD_SIZE"] = count;
     all["GROUP_RANK"] = "0";
-    all.emplace("MASTER_ADDR", kLoopback);  // unless set
-    all.emplace("MASTER_PORT", master_port_);
+    if (!all.contains("MASTER_ADDR") && !all.contains("MASTER_PORT")) {
+      all["MASTER_ADDR"] = kLoopback;
+      all["MASTER_PORT"] = master_port_;
+    }
   }
   std::vector<std::string> list;
   for (const auto& [name, value] : all) list.push_back(name + "=" + value);

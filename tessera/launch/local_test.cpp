@@ -143,6 +143,8 @@ TEST_F(Local, TellsEachRankItsPlaceAndSharesTheCoresOut) {
 }
 
 TEST_F(Local, AProgramThatKnowsTorchrunFindsItsPlace) {
+  ::unsetenv("MASTER_ADDR");
+  ::unsetenv("MASTER_PORT");
   LocalOptions options =
       shell(2,
             "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK "

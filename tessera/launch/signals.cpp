@@ -83,13 +83,15 @@ struct TidyUp::Impl {
   void wait(const std::function<void()>& tidy) const {
     pollfd events[] = {{.fd = signals.fd(), .events = POLLIN, .revents = 0},
                        {.fd = end.get(), .events = POLLIN, .revents = 0}};
-    while (events[1].revents == 0) {
+    while (true) {
       if (poll(events, 2, -1) < 0) continue;  // a signal, to be read next
+      if (events[1].revents != 0) return;
       const int signal = signals.next();
       if (signal == 0) continue;
       tidy();
       std::signal(signal, SIG_DFL);
       kill(getpid(), signal);
+      _exit(128 + signal);  // the first process of a container is not killed
     }
   }
 };
@@ -105,6 +107,9 @@ TidyUp::TidyUp(std::function<void()> tidy) : impl_(std::make_unique<Impl>()) {
 TidyUp::~TidyUp() {
   eventfd_write(impl_->end.get(), 1);
   impl_->thread.join();
+  const int late = impl_->signals.next();
+  impl_.reset();
+  if (late != 0) kill(getpid(), late);
 }
 
 }  // namespace tessera::launch

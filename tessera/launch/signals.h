@@ -1,5 +1,4 @@
-// What a process does about SIGTERM, SIGINT, SIGUSR1, and SIGHUP unless it is
-// ignored (nohup), beside ending.
+// What a process does about SIGTERM, SIGINT, SIGUSR1 and SIGHUP, beside ending.
 #pragma once
 
 #include <chrono>
@@ -10,7 +9,7 @@
 
 namespace tessera::launch {
 
-// A request to stop.
+// A request to stop, by one of these; not by a SIGHUP that is ignored (nohup).
 //
 // While one lives, the first signal sets a flag that the trainer polls at the
 // boundaries of steps and agrees on with all ranks; a second one ends the
@@ -35,9 +34,9 @@ class StopRequest {
   std::vector<struct sigaction> before_;
 };
 
-// While one lives, a signal ends the process as without it, but `tidy` runs
-// first, on a thread of its own, beside what the process does. Once its
-// destructor has begun, it does not.
+// While one lives, one of these that is not ignored ends the process as without
+// it, but `tidy` runs first, on a thread of its own, beside what the process
+// does; not once its destructor has begun. SIGPIPE is ignored meanwhile.
 // REQUIRES: no StopRequest and no launcher (local.h) meanwhile.
 class TidyUp {
  public:

@@ -65,7 +65,7 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   return y;
 }
 
-// Products of our own go by these sizes unasked.
+// Products of our own go by sizes unasked.
 void check_factors(const at::Tensor& y, const at::Tensor& a,
                    const at::Tensor& b) {
   TS_CHECK(y.dim() == 2 && a.dim() == 2 && b.dim() == 2 &&
@@ -74,6 +74,7 @@ void check_factors(const at::Tensor& y, const at::Tensor& a,
            "a product of ", a.sizes(), " and ", b.sizes(), " into ", y.sizes(),
            ": they do not fit.");
 }
+
 // Sums are of fp32: fp64 has no place among them.
 void check_widened(const at::Tensor& y, const at::Tensor& a,
                    const at::Tensor& b) {

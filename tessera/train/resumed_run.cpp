@@ -163,16 +163,20 @@ std::pair<std::string, checkpoint::Manifest> resumed_manifest(
 
 }  // namespace
 
-std::string checkpoint_of(const std::string& resume) {
-  const fs::path path(resume);
+std::string checkpoint_of(const std::string& resume, const RunFolder& own) {
   if (resume == "auto" || resume == "never" ||
-      fs::exists(path / checkpoint::kManifestName)) {
+      fs::exists(fs::path(resume) / checkpoint::kManifestName)) {
     return resume;
   }
-  const fs::path below = path / "checkpoints";
-  const std::string folder = fs::exists(below) ? below.string() : resume;
-  const auto newest = checkpoint::newest_checkpoint(folder);
-  return newest ? checkpoint::step_folder(folder, newest->step) : resume;
+  std::error_code none;
+  const bool is_own = fs::equivalent(resume, own.path(), none) ||
+                      fs::equivalent(resume, own.checkpoints(), none);
+  if (is_own && !checkpoint::newest_local_checkpoint(own.local()).empty()) {
+    return "auto";
+  }
+  const std::string newest = newest_checkpoint_in(resume);
+  if (newest.empty()) return resume;
+  return is_own ? "auto" : newest;
 }
 
 std::string resumed_folder(const std::string& resume,

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tessera/engine/run_config.h"
+#include "tessera/train/run_folder.h"
 
 namespace tessera::train {
 
@@ -17,8 +18,9 @@ namespace tessera::train {
 // be missing.
 
 // What `resume` names where that is a run's folder, or that of its checkpoints:
-// the newest there. Else what it is.
-std::string checkpoint_of(const std::string& resume);
+// the newest there; "auto" of `own`, which knows the memory of hosts too. Else
+// what it is.
+std::string checkpoint_of(const std::string& resume, const RunFolder& own);
 
 // The checkpoint as resume() chooses it, but for what tensors tell; "": none.
 std::string resumed_folder(const std::string& resume,

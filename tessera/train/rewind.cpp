@@ -200,11 +200,16 @@ Rewind kept_rewind(const RunFolder& folder, const Resumed& found,
   std::optional<std::string> text;
   comm::on_first(world, "reading " + file_of(folder), [&] {
     if (!std::filesystem::exists(file_of(folder))) return;
-    const std::string path =
-        found.is_local
-            ? checkpoint::newest_local_checkpoint(folder.local())
-            : checkpoint::step_folder(folder.checkpoints(), found.run.step);
-    if (path.empty()) return;  // the memory of other hosts had it
+    const std::string path = checkpoint::step_folder(
+        found.is_local ? checkpoint::local_checkpoint_folder(folder.local())
+                       : folder.checkpoints(),
+        found.run.step);
+    if (!std::filesystem::exists(path)) {  // the memory of other hosts had it
+      return log::warning(file_of(folder),
+                          " may be of the checkpoint that the run goes on "
+                          "from, which this host does not have: what was left "
+                          "out before it is taken again");
+    }
     text = read_file(file_of(folder));
     const std::string first = identity_of(path) + "\n";
     if (text->starts_with("step-") && !text->starts_with(first)) text.reset();

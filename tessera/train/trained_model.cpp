@@ -60,22 +60,6 @@ fs::path checkpoints_of(const fs::path& run) {
   return own;
 }
 
-// The newest step-N of a run folder, of which the manifest is good; "" where
-// there is none. `latest` is not asked: a kill may have left it behind.
-fs::path newest_checkpoint(const fs::path& run) {
-  if (checkpoint::is_hugging_face_folder(run.string())) return {};
-  const fs::path checkpoints = checkpoints_of(run);
-  const auto all = checkpoint::list_checkpoints(checkpoints.string());
-  for (const auto& found : all) {
-    const fs::path step = checkpoints / c10::str("step-", found.step);
-    if (found.complaint.empty()) return step;
-    log::warning(found.complaint, ": ", step.string(), " is passed over");
-  }
-  TS_CHECK_IO(all.empty(), "none of the checkpoints in ", checkpoints.string(),
-              " can be read: ", all.front().complaint);
-  return {};
-}
-
 // The run folder of RUN/checkpoints/step-N, where it keeps its tokenizer and
 // the model's files: above the checkpoint, or where the run's configuration has
 // it.
@@ -238,10 +222,26 @@ void refuse_adapters(const std::string& path) {
 
 }  // namespace
 
+// `latest` is not asked: a kill may have left it behind.
+std::string newest_checkpoint_in(const std::string& folder) {
+  if (checkpoint::is_hugging_face_folder(folder)) return "";
+  const std::string checkpoints =
+      has_checkpoint(folder) ? folder : checkpoints_of(folder).string();
+  const auto all = checkpoint::list_checkpoints(checkpoints);
+  for (const auto& found : all) {
+    const std::string step = checkpoint::step_folder(checkpoints, found.step);
+    if (found.complaint.empty()) return step;
+    log::warning(found.complaint, ": ", step, " is passed over");
+  }
+  TS_CHECK_IO(all.empty(), "none of the checkpoints in ", checkpoints,
+              " can be read: ", all.front().complaint);
+  return "";
+}
+
 ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype) {
   TS_CHECK_IO(fs::is_directory(path), path, ": there is no such folder.");
   if (is_checkpoint(path)) return source_of_checkpoint(path, dtype);
-  if (const auto newest = newest_checkpoint(path); !newest.empty()) {
+  if (const auto newest = newest_checkpoint_in(path); !newest.empty()) {
     return source_of_checkpoint(newest, dtype);
   }
   refuse_adapters(path);

@@ -38,6 +38,11 @@ struct ModelSource {
   data::DataConfig data = {};       // what a run was trained on
 };
 
+// The newest step-N of a run's folder, or of one with its checkpoints, of which
+// the manifest is good; those that are passed over are told. "" where there is
+// none at all, TS_CHECK_IO where all are bad.
+std::string newest_checkpoint_in(const std::string& folder);
+
 // `dtype`: what a checkpoint's weights are to be.
 ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype);
 

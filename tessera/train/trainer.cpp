@@ -157,7 +157,13 @@ class Trainer {
       checkpoints_.save_last(step_, [this] { return content(); });
     }
     // Also what a start left that was killed once its last checkpoint stood.
-    if (options_.resume == "auto") checkpoints_.local()->remove();
+    const auto is_newer = comm::numbers_of_rank_0(
+        ranks_.world(),
+        {!is_from_local_ &&
+         !checkpoint::newest_local_checkpoint(folder_.local()).empty()});
+    if (options_.resume == "auto" && is_newer[0] == 0) {
+      checkpoints_.local()->remove();
+    }
     return ExitCode::kOk;
   }
 

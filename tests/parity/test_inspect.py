@@ -170,8 +170,8 @@ def test_a_folder_of_runs_and_a_page_on_them(tessera, tmp_path):
     for line in (tmp_path / "runs" / "one" / "metrics.jsonl").read_text().splitlines():
         step = json.loads(line)
         assert 0 < step["comm_s"] <= step["step_s"] and step["exposed_comm_s"] <= step["step_s"]
-        of_ranks = {key: step[f"{key}_by_rank"] for key in ("work_s", "comm_s", "exposed_comm_s", "comm_bytes", "bubble",
-                                                            "mem_peak_mib")}
+        keys = ("work_s", "comm_s", "exposed_comm_s", "comm_bytes", "bubble", "mem_peak_mib")
+        of_ranks = {key: step[f"{key}_by_rank"] for key in keys}
         assert all(len(values) == 2 for values in of_ranks.values())
         assert all(step[key] == max(of_ranks[key]) for key in ("comm_s", "comm_bytes", "mem_peak_mib"))
         assert step["work_s"] == pytest.approx(sum(of_ranks["work_s"]) / 2) and step["bubble"] == 0

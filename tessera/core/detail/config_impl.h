@@ -13,12 +13,6 @@
 
 namespace tessera::config {
 
-struct NotBuilt {
-  std::vector<std::string> choices;
-  std::string part;
-  std::string instead;
-};
-
 struct Key::Impl {
   std::string name;
   std::string meaning;
@@ -29,11 +23,7 @@ struct Key::Impl {
 
   std::optional<double> minimum, maximum, bound;  // bound: values lie above
   std::vector<std::string> choices;
-  std::vector<NotBuilt> not_built;
-  std::string unbuilt_part;  // any value but the default is refused
   std::vector<std::function<std::string(const Value&)>> checks;
-
-  bool is_not_built(const std::string& choice) const;
 };
 
 struct NamedSection {

@@ -389,7 +389,15 @@ std::string configurations(const std::vector<RunHistory>& runs) {
          whole + "</table></details>\n";
 }
 
+constexpr std::string_view kBeginOfPage = "<!doctype html><html lang=\"en\">";
+constexpr std::string_view kEndOfTitle = " - Tessera</title>";
+
 }  // namespace
+
+bool is_page(const std::string& text) {
+  const size_t title = text.find(kEndOfTitle);
+  return text.starts_with(kBeginOfPage) && title < text.find('\n');
+}
 
 std::string page_of(const std::vector<RunHistory>& runs) {
   std::vector<std::string> names;
@@ -400,8 +408,8 @@ std::string page_of(const std::vector<RunHistory>& runs) {
                "<meta charset=\"utf-8\"><meta name=\"viewport\" "
                "content=\"width=device-width\">"
                "<title>",
-               title, " - Tessera</title><style>", kStyle, "</style><h1>",
-               title, "</h1>\n", overview(runs), charts(runs));
+               title, kEndOfTitle, "<style>", kStyle, "</style><h1>", title,
+               "</h1>\n", overview(runs), charts(runs));
   if (runs.size() == 1 && !runs.front().resumed_after.empty()) {
     text += "<p class=\"soft\">A red line: the run was resumed there.</p>\n";
   }

@@ -10,10 +10,8 @@
 
 namespace tessera::monitor::report {
 
-// By which such a page is told from another file.
-inline constexpr const char* kBeginOfPage =
-    "<!doctype html><html lang=\"en\">"
-    "<meta name=\"generator\" content=\"tessera report\">";
+// Whether a file's text is such a page.
+bool is_page(const std::string& text);
 
 // HTML. REQUIRES: at least one.
 std::string page_of(const std::vector<RunHistory>& runs);
