@@ -19,6 +19,7 @@
 #include "tessera/models/model.h"
 #include "tessera/train/changes.h"
 #include "tessera/train/state.h"
+#include "tessera/train/trained_model.h"
 
 namespace tessera::train {
 
