@@ -24,9 +24,6 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kNotWritten =
-    "standard output cannot be written. Is the disk full?";
-
 int exit_code = static_cast<int>(ExitCode::kOk);
 
 std::vector<std::string> names_of_commands(const CLI::App& program) {
@@ -64,6 +61,13 @@ int usage_error(const CLI::App& program, const std::string& message,
 int failed(const std::string& message, ExitCode code) {
   std::cerr << "tessera: error: " << printable(message, true) << std::endl;
   return static_cast<int>(code);
+}
+
+// `code`, once what was said has left this process.
+int written(int code) {
+  if (std::cout.flush().good() || is_broken_pipe(STDOUT_FILENO)) return code;
+  return failed("standard output cannot be written. Is the disk full?",
+                ExitCode::kInputOutput);
 }
 
 }  // namespace
@@ -110,15 +114,10 @@ int run_program(int argc, char** argv) {
     } else {
       program.parse(argc, argv);
     }
-    TS_CHECK_IO(std::cout.flush().good() || is_broken_pipe(STDOUT_FILENO),
-                kNotWritten);
-    return exit_code;
+    return written(exit_code);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {  // --help
-      program.exit(error);
-      return std::cout.flush().good() || is_broken_pipe(STDOUT_FILENO)
-                 ? static_cast<int>(ExitCode::kOk)
-                 : failed(kNotWritten, ExitCode::kInputOutput);
+      return written(program.exit(error));
     }
     return usage_error(program, error.what(), first_word);
   } catch (const Error& error) {

@@ -297,7 +297,7 @@ at::Tensor seen_keys(int64_t tokens, int64_t window,
                      const at::TensorOptions& options) {
   const at::Tensor past =
       at::ones({tokens, tokens}, options.dtype(at::kBool)).tril_();
-  return window > 0 ? past.triu(1 - window) : past;
+  return window > 0 ? past.triu_(1 - window) : past;
 }
 
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k,

@@ -69,12 +69,6 @@ std::vector<Choice> choices_of(std::optional<int64_t> chunks) {
   return choices;
 }
 
-std::vector<Axis> order_of(const mesh::MeshConfig& mesh) {
-  std::vector<Axis> order;
-  for (const auto& name : mesh.order) order.push_back(mesh::axis_named(name));
-  return order;
-}
-
 // What 1f1b of p stages takes for m micro-batches at least, however the model
 // is cut, of what each stage computes where they are equal. Stage s of time t_s
 // waits for the first micro-batch to come and for the last to go back:
@@ -110,7 +104,9 @@ class Layouts {
              mean_speed_of(base))),
         element_bytes_(static_cast<double>(
             c10::elementSize(base.precision.compute_dtype()))),
-        order_(order_of(base.mesh)),
+        order_(mesh::MeshConfig{.order = base.mesh.order}
+                   .mesh(/*world_size=*/1, /*zero_stage=*/0)
+                   .order()),
         choices_(choices_of(is_set("pipeline.chunks")
                                 ? std::optional(base.pipeline.chunks)
                                 : std::nullopt)) {}
