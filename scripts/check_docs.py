@@ -46,7 +46,7 @@ def files_named(text):
 
 
 def is_there(files, name):
-    pattern = re.sub(r"\b[A-Z]{2,}\b", "*", name)  # NAME
+    pattern = re.sub(r"\bNAME\b", "*", name)
     if name.endswith("/"):
         pattern += "*"
     return any(fnmatch.fnmatch(file, each) for file in files for each in (pattern, f"*/{pattern}"))

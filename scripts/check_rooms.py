@@ -23,7 +23,7 @@ CMAKE = Path(__file__, "../../CMakeLists.txt").resolve().read_text()
 INCLUDE = re.compile(r'^\s*#\s*include\s+"(tessera/([^"]+))"', re.M)
 CAP = 500 * 1000  # bytes a file
 WIDTH = 80
-CODE = (".h", ".cpp")
+CODE = (".h", ".cpp", ".inc", ".cu", ".cuh")
 
 
 def depends_of(cmake):

@@ -4,14 +4,15 @@
 source scripts/common.sh
 
 folder=${1:-}
-[[ -z $folder || -e $folder ]] || fail "quickstart: $folder is not there."
+[[ -z $folder || -d $folder ]] || fail "quickstart: $folder is no folder."
 set_up_first
 
 # Prose that Debian has; without it, the text that LibTorch brings.
 if [[ -z $folder ]] && ! command -v bible >/dev/null; then
   set_up_first --with "bible-kjv bible" || folder=$(
     echo "quickstart: training on LibTorch's own headers instead" >&2
-    $python -c 'import os, torch; print(os.path.dirname(torch.__file__) + "/include")'
+    [[ -n ${TESSERA_TORCH:-} ]] && echo "$TESSERA_TORCH/include" ||
+      $python -c 'import os, torch; print(os.path.dirname(torch.__file__) + "/include")'
   )
 fi
 name=kjv

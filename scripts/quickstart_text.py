@@ -16,7 +16,7 @@ from pathlib import Path
 SUFFIXES = set(".txt .md .rst .tex .org .py .c .cc .cpp .cu .h .hpp .hh .java "
                ".js .ts .go .rs .sh .pl .rb .lua .scala .swift .kt .f90 .m "
                ".html .css .sql .jl .r".split())
-MOST = 40_000_000  # bytes of text: more than a few minutes can read
+MOST = 40_000_000  # bytes of text, the first ones: more than a few minutes can read
 LEAST = 100_000
 VALID_MOST = 120_000  # enough to measure by, and read in seconds
 FEW = 40  # documents
@@ -43,12 +43,13 @@ def files(folder):
              if path.suffix.lower() in SUFFIXES and path.is_file()
              and not any(part.startswith(".")
                          for part in path.relative_to(folder).parts)]
-    documents, total = [], 0
+    documents, left = [], MOST
     for path in sorted(paths, key=lambda path: hash_of(str(path.relative_to(folder)))):
-        data = path.read_bytes()
-        if b"\0" in data or total + len(data) > MOST:
+        with path.open("rb") as file:
+            data = file.read(left)
+        if b"\0" in data:
             continue
-        total += len(data)
+        left -= len(data)
         documents.append((str(path.relative_to(folder)),
                           data.decode("utf-8", errors="ignore") + "\n\n"))
     return documents
@@ -64,7 +65,7 @@ def split(documents):
     train, valid = [], []
     for _, text in documents:
         most = len(text) - len(text) // ONE_IN
-        cut = text.rfind("\n", 0, most) + 1 or most  # of one line: within it
+        cut = text.rfind("\n", most // 2, most) + 1 or most  # of a long line: within it
         train.append(text[:cut])
         valid.append(text[cut:])
     return train, valid

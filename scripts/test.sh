@@ -29,7 +29,7 @@ step() {
 }
 
 # More than cores: ranks wait for each other.
-tests_labelled() { ctest --test-dir "$build" -L "$1" -j "${2:-3}" --output-on-failure --no-tests=ignore; }
+tests_labelled() { ctest --test-dir "$build" -L "$1" -j "${2:-3}" --output-on-failure --no-tests=error; }
 
 room_check() { python3 scripts/check_rooms.py && python3 scripts/check_docs.py && python3 -m unittest discover -s tests/scripts; }
 
@@ -53,7 +53,7 @@ under_sanitizer() {
   [[ $1 != tsan ]] || export GTEST_FILTER='-*processes*:*Process*:*gloo*:Verdict*'
   TSAN_OPTIONS=suppressions=$PWD/tests/sanitizers/tsan.supp \
     UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-    ctest --test-dir "build/$1" -R '^(core|mesh|comm|comm_slow|checkpoint)_test(_2)?$' --output-on-failure
+    ctest --test-dir "build/$1" -R '^(core|mesh|comm|comm_slow|checkpoint)_test(_2)?$' --output-on-failure --no-tests=error
 }
 
 if [[ -n $fast ]]; then

@@ -88,6 +88,12 @@ TEST_F(ChatData, ThreeFormsAreRead) {
 
 TEST_F(ChatData, PairsHaveUsualKeysOrNamedOnes) {
   EXPECT_EQ(read(R"({"question": "q", "answer": "r"})").pair->answer, "r");
+  EXPECT_EQ(read(R"({"instruction": "do", "context": "it", "response": "r"})")
+                .pair->prompt,
+            "do\n\nit");
+  EXPECT_EQ(read(R"({"prompt": "do", "context": "it", "response": "r"})")
+                .pair->prompt,
+            "do");
   EXPECT_EQ(read(R"({"instruction": "do", "input": "it", "output": "r"})")
                 .pair->prompt,
             "do\n\nit");

@@ -14,7 +14,7 @@ namespace tessera::data {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using tessera::detail::Json;
 
 // Longer than any; what is longer is no template.
 constexpr uint64_t kLongestTemplate = uint64_t{4} << 20;

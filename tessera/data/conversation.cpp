@@ -51,6 +51,11 @@ bool is_conversation(const Json& record, const std::vector<std::string>& pair) {
          pair_keys(record, pair).has_value();
 }
 
+// By its key, a prompt that may leave what it is about to another.
+bool is_about_more(const std::string& prompt) {
+  return prompt == "instruction" || prompt == "question";
+}
+
 class Reader {
  public:
   Reader(const JsonRecords& records, const std::vector<std::string>& pair)
@@ -157,11 +162,13 @@ class Reader {
                     const std::array<std::string, 2>& keys) const {
     Conversation::Pair texts{text_in(record, keys[0], "the record"),
                              text_in(record, keys[1], "the record")};
-    // As in Alpaca's data: what the instruction is about.
-    const auto input = record.find("input");
-    if (keys[0] == "instruction" && input != record.end() &&
-        input->is_string() && !input->get_ref<const std::string&>().empty()) {
-      texts.prompt += "\n\n" + input->get_ref<const std::string&>();
+    // What it is about, as in Alpaca's data and in Dolly's.
+    for (const char* key : {"input", "context"}) {
+      const auto about = record.find(key);
+      if (is_about_more(keys[0]) && about != record.end() &&
+          about->is_string() && !about->get_ref<const std::string&>().empty()) {
+        texts.prompt += "\n\n" + about->get_ref<const std::string&>();
+      }
     }
     if (texts.answer.empty()) {
       records_.refuse(c10::str(in_quotes(keys[1]),

@@ -4,6 +4,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/core/units.h"
 #include "tessera/data/detail/byte_reader.h"
 #include "tessera/data/detail/foreign_files.h"
 #include "tessera/data/detail/json_records.h"
@@ -15,7 +16,7 @@ namespace tessera::data {
 struct Documents::Impl {
   virtual ~Impl() = default;
   virtual std::optional<std::string_view> next() = 0;
-  virtual bool is_mapped() const { return false; }
+  virtual bool stays() const { return false; }
   virtual std::string place() const = 0;
   virtual uint64_t consumed() const = 0;
 };
@@ -42,7 +43,7 @@ class MappedText final : public Documents::Impl {
     check_text(detail::text_of(file_), file_.path());
     return detail::text_of(file_);
   }
-  bool is_mapped() const override { return true; }
+  bool stays() const override { return true; }
   std::string place() const override { return file_.path(); }
   uint64_t consumed() const override { return given_ ? file_.size() : 0; }
 
@@ -59,8 +60,13 @@ class CompressedText final : public Documents::Impl {
   std::optional<std::string_view> next() override {
     if (std::exchange(given_, true)) return std::nullopt;
     constexpr size_t kPart = size_t{1} << 20;
+    constexpr size_t kLongest = size_t{8} << 30;
     for (size_t got = kPart; got == kPart;) {
       const size_t size = text_.size();
+      TS_CHECK_IO(size < kLongest, file_.path(), ": unpacked it has more than ",
+                  bytes_text(kLongest),
+                  ", which would lie in memory at once. Unpack the file: plain "
+                  "text is read in parts, as JSON lines are.");
       text_.resize(size + kPart);
       got = reader_->read(std::span(text_).subspan(size));
       text_.resize(size + got);
@@ -68,6 +74,7 @@ class CompressedText final : public Documents::Impl {
     check_text(text_, file_.path() + " (unpacked)");
     return text_;
   }
+  bool stays() const override { return true; }
   std::string place() const override { return file_.path(); }
   uint64_t consumed() const override { return reader_->consumed(); }
 
@@ -124,7 +131,7 @@ Documents::Documents(Documents&&) noexcept = default;
 Documents& Documents::operator=(Documents&&) noexcept = default;
 
 std::optional<std::string_view> Documents::next() { return impl_->next(); }
-bool Documents::is_mapped() const { return impl_->is_mapped(); }
+bool Documents::stays() const { return impl_->stays(); }
 std::string Documents::place() const { return impl_->place(); }
 uint64_t Documents::consumed() const { return impl_->consumed(); }
 

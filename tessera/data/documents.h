@@ -4,7 +4,8 @@
 //
 // Use:     Documents documents(path);
 //          while (const auto text = documents.next()) use(*text);
-// Errors:  TS_CHECK_IO: what is not UTF-8 or is damaged, with file and offset;
+// Errors:  TS_CHECK_IO: what is not UTF-8 or is damaged, with file and offset,
+//          compressed text that is too long to lie in memory as a whole;
 //          TS_CHECK_CONFIG: a record that is not as it should be, with file
 //          and line; JSON without records, and a file of another kind
 //          (Parquet), by name.
@@ -36,9 +37,9 @@ class Documents {
   Documents& operator=(Documents&&) noexcept;
 
   // The next document, or nothing at the end. Valid until the next call; where
-  // is_mapped(), as long as this is.
+  // stays(), as long as this is.
   std::optional<std::string_view> next();
-  bool is_mapped() const;
+  bool stays() const;
   // "file", "file:line" or "file: record N (line M)" of the document.
   std::string place() const;
   // Bytes of the file that have been read, for whoever shows progress.

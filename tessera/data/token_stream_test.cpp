@@ -136,7 +136,8 @@ TEST_F(TokenStreamTest, ALongTextIsReadInPartsAndHasTheSameIds) {
   const std::vector<std::string> paths = {
       write("a.txt", text), write("b.jsonl", records), write("c.txt", "some")};
   for (const size_t bytes : {1, 7, 100, 1000, 100'000}) {
-    detail::DocumentBatches batches(paths, {}, /*may_cut=*/true, bytes);
+    detail::DocumentBatches batches(paths, {}, SectionEnds::kBehindLetters,
+                                    bytes);
     std::vector<std::vector<int64_t>> documents;
     int64_t count = 0;
     while (batches.next()) {

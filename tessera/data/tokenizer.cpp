@@ -237,20 +237,24 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text,
   return ids;
 }
 
-bool Tokenizer::encodes_in_sections() const {
-  return !impl_->raw_finder.has_token_with_space() &&
-         !impl_->normalized_finder.has_token_with_space();
+SectionEnds Tokenizer::section_ends() const {
+  const SectionEnds ends = impl_->spec.add_prefix_space
+                               ? SectionEnds::kBeforeSpaces
+                               : SectionEnds::kBehindLetters;
+  const bool is_cut = impl_->raw_finder.is_cut_by(ends) ||
+                      impl_->normalized_finder.is_cut_by(ends);
+  return is_cut ? SectionEnds::kNone : ends;
 }
 
 std::vector<std::vector<uint32_t>> Tokenizer::encode_texts(
     const std::vector<std::string_view>& texts, int64_t threads) const {
-  const bool whole = !encodes_in_sections();
+  const SectionEnds ends = section_ends();
   std::vector<std::string_view> sections;
   std::vector<size_t> first_section;
   for (const std::string_view text : texts) {
     detail::check_utf8(text, "text");
     first_section.push_back(sections.size());
-    whole ? sections.push_back(text) : detail::append_sections(text, sections);
+    detail::append_sections(text, ends, sections);
   }
   first_section.push_back(sections.size());
   std::vector<std::vector<uint32_t>> section_ids(sections.size());

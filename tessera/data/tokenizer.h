@@ -58,9 +58,8 @@ class Tokenizer {
   std::vector<std::vector<uint32_t>> encode_texts(
       const std::vector<std::string_view>& texts, int64_t threads = 0) const;
 
-  // A long text may be encoded in parts that end where sections do (see
-  // detail/sections.h), and has the same ids.
-  bool encodes_in_sections() const;
+  // A long text may be encoded in parts that end there, and has the same ids.
+  SectionEnds section_ends() const;
 
   // Special tokens are left out unless asked for. TS_CHECK_IO on an id that the
   // vocabulary does not have.

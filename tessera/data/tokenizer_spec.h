@@ -15,6 +15,14 @@ enum class SplitPattern {
   kQwen2,   // kLlama3 with every digit by itself
 };
 
+// Where a long text may be cut, so that its parts have the ids of the whole:
+// see detail/sections.h.
+enum class SectionEnds {
+  kNone,
+  kBeforeSpaces,   // the tokenizer puts one before a part that begins with none
+  kBehindLetters,  // before a space, a line break or a full-width stop
+};
+
 // A token that is found in the text before anything else happens to it.
 struct AddedToken {
   int64_t id = 0;

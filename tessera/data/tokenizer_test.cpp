@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <random>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/data/detail/byte_level.h"
+#include "tessera/data/detail/sections.h"
 #include "tessera/data/detail/splitter.h"
 #include "tessera/data/detail/utf8.h"
 #include "tessera/data/tokenizer_trainer.h"
@@ -286,13 +288,91 @@ TEST(TokenizerTest, ThreadsGiveTheIdsOfOne) {
 // A token that holds a space must not be cut by the border of two sections.
 TEST(TokenizerTest, ThreadsFindTokensWithSpaces) {
   TokenizerSpec spec = small_spec();
-  spec.added.push_back({.id = 261, .content = "a a"});
+  spec.added.push_back({.id = 261, .content = "  "});  // has no inner end
+  EXPECT_EQ(Tokenizer(spec).section_ends(), SectionEnds::kBehindLetters);
+  spec.added.back().content = "a a";
   const Tokenizer tokenizer(spec);
   std::string text;
   while (text.size() < 3'000'000) text += "a a ";
   const auto ids = tokenizer.encode_texts({text}, 2)[0];
   EXPECT_EQ(std::count(ids.begin(), ids.end(), 261u),
             static_cast<int64_t>(text.size() / 4));
+}
+
+// Wherever a section may end, its words are those of the whole: also beside
+// letters that form C takes apart (U+0958) or puts together, marks and tokens.
+TEST(TokenizerTest, SectionsHaveTheIdsOfTheWhole) {
+  const std::vector<std::string> pieces = {" ",
+                                           "\n",
+                                           "\xef\xbc\x8c",
+                                           "\xe3\x80\x81",
+                                           "\xe3\x80\x82",
+                                           "the",
+                                           "'s",
+                                           "'",
+                                           "7",
+                                           "\xe5\xad\x97",
+                                           "\xc3\xa9",
+                                           "e\xcc\x81",
+                                           "\xcc\x81",
+                                           "\xe0\xa5\x98",
+                                           "\xe0\xa4\xbc",
+                                           "<|end|>",
+                                           "\xd0\xb6",
+                                           "\xe1\x84\x80",
+                                           "\xe1\x85\xa1",
+                                           "...",
+                                           "\r\n",
+                                           "\xe3\x80\x80",
+                                           "\xf0\xa0\x80\x80"};
+  std::mt19937 generator(5);
+  for (const bool prefix : {false, true}) {
+    for (const SplitPattern pattern :
+         {SplitPattern::kGpt2, SplitPattern::kLlama3, SplitPattern::kQwen2}) {
+      TokenizerSpec spec = small_spec();
+      spec.pattern = pattern;
+      spec.nfc = true;
+      spec.add_prefix_space = prefix;
+      const Tokenizer tokenizer(spec);
+      ASSERT_NE(tokenizer.section_ends(), SectionEnds::kNone);
+      int ends = 0;
+      for (int round = 0; round < 300; ++round) {
+        std::string text;
+        for (int i = 0; i < 24; ++i)
+          text += pieces[generator() % pieces.size()];
+        const std::vector<int64_t> whole = tokenizer.encode(text);
+        for (size_t at = 1; at < text.size(); ++at) {
+          if (detail::end_of_section(text, at, tokenizer.section_ends()) !=
+              at) {
+            continue;
+          }
+          ++ends;
+          std::vector<int64_t> parts = tokenizer.encode(text.substr(0, at));
+          const std::vector<int64_t> rest = tokenizer.encode(text.substr(at));
+          parts.insert(parts.end(), rest.begin(), rest.end());
+          ASSERT_EQ(parts, whole) << text << " at " << at;
+        }
+      }
+      EXPECT_GT(ends, prefix ? 50 : 300);
+    }
+  }
+}
+
+// Text of any writing comes in sections, with or without spaces.
+TEST(TokenizerTest, SectionsOfAnyWritingEnd) {
+  const auto sections_of = [](const std::string& sentence, SectionEnds ends) {
+    std::string text;
+    while (text.size() < (size_t{4} << 20)) text += sentence;
+    std::vector<std::string_view> sections;
+    detail::append_sections(text, ends, sections);
+    return sections.size();
+  };
+  using enum SectionEnds;
+  EXPECT_EQ(sections_of("\xd0\xb4\xd0\xb0 ", kBeforeSpaces), 4);
+  EXPECT_EQ(sections_of("\xe5\xad\x97\xe3\x80\x82", kBehindLetters), 4);
+  EXPECT_EQ(sections_of("\xe5\xad\x97\xe3\x80\x82", kBeforeSpaces), 1);
+  EXPECT_EQ(sections_of("the\n", kBehindLetters), 4);
+  EXPECT_EQ(sections_of("the ", kNone), 1);
 }
 
 // Recounts all pairs before each merge.

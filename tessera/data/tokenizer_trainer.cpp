@@ -42,7 +42,7 @@ class WordCounter {
   void add(const std::vector<std::string_view>& texts) {
     std::vector<std::string_view> sections;
     for (const std::string_view text : texts) {
-      detail::append_sections(text, sections);
+      detail::append_sections(text, SectionEnds::kBehindLetters, sections);
     }
     std::mutex mutex;
     detail::parallel_for(sections.size(), threads_, [&] {

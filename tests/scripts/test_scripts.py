@@ -16,6 +16,7 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import check_docs  # noqa: E402
 import check_rooms  # noqa: E402
+import fuzz  # noqa: E402
 import lint  # noqa: E402
 import quickstart_summary  # noqa: E402
 import quickstart_text  # noqa: E402
@@ -43,6 +44,9 @@ class CheckRooms(unittest.TestCase):
                 '#include "tessera/core/detail/json.h"\n'
                 '#include "tessera/comm/base/worker.h"\n')
         self.assertEqual(self.faults_of("tessera/comm/x.cpp", text), [])
+
+    def test_parts_of_sources_are_sources(self):
+        self.assertIn("upward", self.faults_of("tessera/comm/x.inc", '#include "tessera/train/trainer.h"\n')[0])
 
     def test_upward_include(self):
         text = '#include "tessera/train/trainer.h"\n'
@@ -140,6 +144,7 @@ class CheckDocs(unittest.TestCase):
         text = "`tessera/comm/z.h`, `comm/{x,z}.cpp`, [link](gone.md)\n```\n`tessera/none.h`\n```\n"
         found = list(check_docs.check_page(Path(), files, "p.md", text))
         self.assertEqual(len(found), 4, found)  # x.cpp too
+        self.assertEqual(len(list(check_docs.check_page(Path(), ["a/x.md"], "p.md", "`a/README.md`"))), 1)
 
     def test_every_strategy_says_where_it_is_read(self):
         head = "| kind | keys | what a rank holds | when | read it here |\n| --- | --- | --- | --- | --- |\n"
@@ -315,10 +320,23 @@ class Quickstart(unittest.TestCase):
         train, valid = quickstart_text.split(few)
         self.assertEqual("".join(train) + "".join(valid), few[0][1])
         self.assertTrue(valid[0])
-        line = "word " * 1000
-        train, valid = quickstart_text.split([("one line", line)])
-        self.assertEqual(train[0] + valid[0], line)
-        self.assertTrue(len(train[0]) > 10 * len(valid[0]) > 0)
+        for line in ["word " * 1000, "A title\n" + "word " * 1000]:
+            train, valid = quickstart_text.split([("one line", line)])
+            self.assertEqual(train[0] + valid[0], line)
+            self.assertTrue(len(train[0]) > 10 * len(valid[0]) > 0)
+
+    def test_of_a_long_file_the_beginning_is_taken(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(quickstart_text, "MOST", 100):
+            Path(folder, "long.txt").write_text("word " * 1000)
+            [(name, text)] = quickstart_text.files(folder)
+        self.assertEqual((name, text), ("long.txt", "word " * 20 + "\n\n"))
+
+
+class Fuzz(unittest.TestCase):
+    def test_what_does_not_end_is_a_fault(self):
+        hang = subprocess.TimeoutExpired("verify", 600, output=b"rank 3")
+        with mock.patch.object(subprocess, "run", side_effect=hang):
+            self.assertEqual(fuzz.verify("tessera", "run.json"), "did not end within 600 s\nrank 3")
 
 
 class Dev(unittest.TestCase):

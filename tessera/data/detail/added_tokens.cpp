@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/data/detail/sections.h"
+
 namespace tessera::data::detail {
 
 void AddedTokenFinder::add(const AddedToken& token) {
@@ -43,9 +45,9 @@ AddedTokenFinder::Found AddedTokenFinder::find(std::string_view text,
   return {text.size(), text.size(), -1};
 }
 
-bool AddedTokenFinder::has_token_with_space() const {
-  return std::any_of(tokens_.begin(), tokens_.end(), [](const auto& token) {
-    return token.content.find(' ') != std::string::npos;
+bool AddedTokenFinder::is_cut_by(SectionEnds ends) const {
+  return std::any_of(tokens_.begin(), tokens_.end(), [&](const auto& token) {
+    return end_of_section(token.content, 1, ends) < token.content.size();
   });
 }
 

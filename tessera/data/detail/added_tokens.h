@@ -24,7 +24,8 @@ class AddedTokenFinder {
   // longest.
   Found find(std::string_view text, size_t from) const;
 
-  bool has_token_with_space() const;
+  // A section may end within one of them.
+  bool is_cut_by(SectionEnds ends) const;
 
  private:
   // Those that begin with one byte; longest first.

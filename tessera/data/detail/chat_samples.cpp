@@ -48,33 +48,18 @@ class Rows {
        CacheWriter& marks)
       : form_(form), fill_(fill), ids_(ids), marks_(marks) {}
 
-  void add(ChatTokens tokens) {
-    const auto size = static_cast<size_t>(form_.seq_len);
-    if (form_.loss_on == "all") {
-      tokens.answers.assign(tokens.ids.size(), true);
+  // A conversation, which may be several lists, or none.
+  void add(std::vector<ChatTokens> lists) {
+    Fate fate = Fate::kUnwritten;
+    bool is_cut = false;
+    for (ChatTokens& tokens : lists) {
+      is_cut = is_cut || std::ssize(tokens.ids) > form_.seq_len;
+      fate = std::max(fate, add_list(tokens));
     }
     ++num_conversations_;
-    if (std::ranges::find(tokens.answers, true) == tokens.answers.end()) {
-      ++num_unwritten_;
-      return;
-    }
-    if (tokens.ids.size() > size) {
-      ++num_cut_;
-      tokens.ids.resize(size);
-      tokens.answers.resize(size);
-    }
-    if (!tokens.ids.empty()) tokens.answers[0] = false;
-    if (std::ranges::find(tokens.answers, true) == tokens.answers.end()) {
-      ++num_without_;
-      return;
-    }
-    place(tokens);
-  }
-
-  // A conversation of which no list was made.
-  void add_nothing() {
-    ++num_conversations_;
-    ++num_unwritten_;
+    if (fate == Fate::kUnwritten) ++num_unwritten_;
+    if (fate == Fate::kWithout) ++num_without_;
+    if (is_cut) ++num_cut_;
   }
 
   void finish() {
@@ -127,6 +112,26 @@ class Rows {
     }
   };
   using Open = std::vector<Row>;
+  // Of a list: nothing of it is an answer, none is within the row, or it is in
+  // one.
+  enum class Fate { kUnwritten, kWithout, kPlaced };
+
+  Fate add_list(ChatTokens& tokens) {
+    const auto has_answer = [&] {
+      return std::ranges::find(tokens.answers, true) != tokens.answers.end();
+    };
+    if (form_.loss_on == "all") {
+      tokens.answers.assign(tokens.ids.size(), true);
+    }
+    if (!has_answer()) return Fate::kUnwritten;
+    const auto size = std::min<size_t>(tokens.ids.size(), form_.seq_len);
+    tokens.ids.resize(size);
+    tokens.answers.resize(size);
+    tokens.answers[0] = false;
+    if (!has_answer()) return Fate::kWithout;
+    place(tokens);
+    return Fate::kPlaced;
+  }
 
   // Into the first row that has room; without packing each has its own.
   void place(const ChatTokens& tokens) {
@@ -192,8 +197,8 @@ ChatEncoder chat_encoder(const ChatForm& form, const Tokenizer& tokenizer) {
 }
 
 std::string describe(const ChatForm& form) {
-  std::string text = c10::str(" chats of ", form.seq_len, ' ', form.packing,
-                              ' ', form.loss_on, ' ');
+  std::string text = c10::str(" tessera-chats-2 of ", form.seq_len, ' ',
+                              form.packing, ' ', form.loss_on, ' ');
   for (const std::string& key : form.pair) {
     text += tessera::detail::in_quotes(key) + ' ';
   }
@@ -222,8 +227,7 @@ void write_chat_samples(const ChatWork& work, CacheWriter& ids,
       }
       encode(encoder, batch, work.form.seq_len, work.threads);
       for (Placed& one : batch) {
-        if (one.tokens.empty()) rows.add_nothing();
-        for (ChatTokens& tokens : one.tokens) rows.add(std::move(tokens));
+        rows.add(std::move(one.tokens));
       }
     }
   }

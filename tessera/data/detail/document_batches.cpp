@@ -16,11 +16,11 @@ constexpr size_t kBatchFiles = 256;  // mapped at the same time
 }  // namespace
 
 DocumentBatches::DocumentBatches(std::vector<std::string> paths,
-                                 DocumentForm form, bool may_cut,
+                                 DocumentForm form, SectionEnds ends,
                                  size_t batch_bytes)
     : paths_(std::move(paths)),
       form_(std::move(form)),
-      may_cut_(may_cut),
+      ends_(ends),
       batch_bytes_(batch_bytes) {
   for (const std::string& path : paths_) {
     total_ += std::filesystem::file_size(path);
@@ -49,7 +49,7 @@ bool DocumentBatches::read_document() {
     const auto text = open_.empty() ? std::nullopt : open_.back().next();
     if (text) {
       ++num_documents_;
-      rest_ = open_.back().is_mapped() ? *text : texts_.emplace_back(*text);
+      rest_ = open_.back().stays() ? *text : texts_.emplace_back(*text);
       return true;
     }
     if (next_file_ == paths_.size()) return false;
@@ -62,8 +62,8 @@ bool DocumentBatches::read_document() {
 void DocumentBatches::take(bool begins) {
   if (rest_.empty() && !begins) return;
   size_t size = rest_.size();
-  if (may_cut_ && size > batch_bytes_ - size_) {
-    size = end_of_section(rest_, batch_bytes_ - size_);
+  if (size > batch_bytes_ - size_) {
+    size = end_of_section(rest_, batch_bytes_ - size_, ends_);
   }
   parts_.push_back({rest_.substr(0, size), begins});
   rest_.remove_prefix(size);

@@ -1,7 +1,7 @@
 // The documents of many files, as much at a time as fits into memory.
 //
 // A document that is long comes in parts, in one batch after another, cut where
-// sections end (see sections.h); `may_cut` false: in one.
+// sections end (see sections.h).
 // Use:     DocumentBatches batches(paths, form);
 //          while (batches.next()) use(batches.parts());
 // Errors:  as documents.h.
@@ -14,6 +14,7 @@
 
 #include "tessera/data/detail/progress.h"
 #include "tessera/data/documents.h"
+#include "tessera/data/tokenizer_spec.h"
 
 namespace tessera::data::detail {
 
@@ -27,7 +28,8 @@ class DocumentBatches {
   static constexpr size_t kBatchBytes = size_t{32} << 20;
 
   DocumentBatches(std::vector<std::string> paths, DocumentForm form,
-                  bool may_cut = true, size_t batch_bytes = kBatchBytes);
+                  SectionEnds ends = SectionEnds::kBehindLetters,
+                  size_t batch_bytes = kBatchBytes);
 
   // Goes to the next batch; false: there is none.
   bool next();
@@ -46,7 +48,7 @@ class DocumentBatches {
 
   std::vector<std::string> paths_;
   DocumentForm form_;
-  bool may_cut_;
+  SectionEnds ends_;
   size_t batch_bytes_;
   size_t next_file_ = 0;
   std::deque<Documents> open_;     // the last is read, others back parts_

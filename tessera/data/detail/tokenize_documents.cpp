@@ -9,8 +9,7 @@ namespace tessera::data::detail {
 
 void tokenize_documents(const Tokenization& work, CacheWriter& cache) {
   const auto end_of_text = work.tokenizer.end_of_text();
-  DocumentBatches batches(work.paths, work.form,
-                          work.tokenizer.encodes_in_sections());
+  DocumentBatches batches(work.paths, work.form, work.tokenizer.section_ends());
   Progress progress("tokenizing");
   while (batches.next()) {
     std::vector<std::string_view> texts;

@@ -16,7 +16,7 @@ inline constexpr const char* kTokenizerConfig = "tokenizer_config.json";
 // `tokenizer`: a folder, or its tokenizer.json.
 std::filesystem::path tokenizer_folder(const std::string& tokenizer);
 // {} where the folder has none.
-nlohmann::ordered_json read_tokenizer_config(const std::string& tokenizer);
-SpecialTokens special_tokens_in(const nlohmann::ordered_json& config);
+tessera::detail::Json read_tokenizer_config(const std::string& tokenizer);
+SpecialTokens special_tokens_in(const tessera::detail::Json& config);
 
 }  // namespace tessera::data::detail

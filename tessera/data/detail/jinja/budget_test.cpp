@@ -80,6 +80,23 @@ TEST(Budget, WhatGoesOnAndOnIsRefused) {
   }
 }
 
+// Where a part of what is looked for is everywhere.
+TEST(Budget, WhatIsSoughtCountsToo) {
+  const std::string almost = "('a' * 5000 ~ 'b')";
+  const std::vector<std::string> searches = {
+      "('a' * 20000).rfind(" + almost + ")",
+      "('a' * 20000).rsplit(" + almost + ")|length",
+      "('a' * 20000).strip('b' * 2000 ~ 'a')|length"};
+  for (const std::string& each : searches) {
+    EXPECT_THAT(outcome("{{ " + each + " }}"),
+                HasSubstr("one rendering takes more than"))
+        << each;
+  }
+  EXPECT_EQ(outcome("{{ " + almost + " in 'a' * 20000 }}"), "False");
+  EXPECT_EQ(outcome("{{ 'abcab'.rfind('ab') }} {{ 'abcab'.rfind('') }}"),
+            "3 5");
+}
+
 // A list that holds itself twice holds its first item 2^n times.
 TEST(Budget, SharedItemsCountEachTime) {
   const std::string twice = grown(

@@ -13,7 +13,7 @@
 namespace tessera::data::jinja {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using tessera::detail::Json;
 
 Value value_of(const Json& json) {
   switch (json.type()) {

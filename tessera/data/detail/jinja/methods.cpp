@@ -105,7 +105,8 @@ Value find_method_of_text(const Value& self, const Arguments& arguments) {
   const Value part = bind("find", arguments, {"sub"})[0];
   const std::string& text = text_in(self);
   const std::string& wanted = require_text(part, "find");
-  const size_t at = kLast ? text.rfind(wanted) : text.find(wanted);
+  const size_t at =
+      kLast ? find_last_text(text, wanted) : find_text(text, wanted);
   if (at == std::string::npos) return -1;
   return length_of(std::string_view(text).substr(0, at));
 }
@@ -160,7 +161,8 @@ Value partition_method(const Value& self, const Arguments& arguments) {
   const Value given = bind("partition", arguments, {"sep"})[0];
   const std::string& separator = separator_of(given);
   const std::string& text = text_in(self);
-  const size_t at = kLast ? text.rfind(separator) : text.find(separator);
+  const size_t at =
+      kLast ? find_last_text(text, separator) : find_text(text, separator);
   std::vector<Value> parts;
   if (at != std::string::npos) {
     parts = {text.substr(0, at), separator, text.substr(at + separator.size())};

@@ -202,8 +202,7 @@ Value concatenate(const Value& a, const Value& b) {
 bool contains(const Value& whole, const Value& part) {
   if (whole.text()) {
     const std::string& wanted = require_text(part, "'in' text");
-    use_scan(std::ssize(whole.text()->text));
-    return whole.text()->text.find(wanted) != std::string::npos;
+    return find_text(whole.text()->text, wanted) != std::string::npos;
   }
   if (whole.dict()) return whole.dict()->find(part) != nullptr;
   const auto is_in = [&](const std::vector<Value>& items) {

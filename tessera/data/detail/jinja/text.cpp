@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "tessera/data/detail/jinja/budget.h"
@@ -202,6 +203,7 @@ std::string strip(std::string_view text, Side side) {
 std::string strip(std::string_view text, std::string_view set, Side side) {
   const std::vector<uint32_t> wanted = code_points(set);
   return strip_if(text, side, [&](uint32_t point) {
+    use_scan(std::ssize(set));
     return std::find(wanted.begin(), wanted.end(), point) != wanted.end();
   });
 }
@@ -264,6 +266,28 @@ bool is_digit(uint32_t point) {
          });
 }
 
+// By memmem, which takes no more than the sizes of both.
+size_t find_text(std::string_view text, std::string_view wanted) {
+  if (wanted.empty()) return 0;
+  const void* found =
+      memmem(text.data(), text.size(), wanted.data(), wanted.size());
+  const size_t at = found == nullptr
+                        ? std::string_view::npos
+                        : static_cast<const char*>(found) - text.data();
+  use_scan(static_cast<int64_t>(std::min(at, text.size()) + wanted.size()));
+  return at;
+}
+
+size_t find_last_text(std::string_view text, std::string_view wanted) {
+  if (wanted.size() > text.size()) return std::string_view::npos;
+  size_t at = text.size() - wanted.size() + 1;
+  while (at-- > 0) {
+    use_scan(wanted.empty() || text[at] == wanted[0] ? std::ssize(wanted) : 0);
+    if (text.substr(at).starts_with(wanted)) return at;
+  }
+  return std::string_view::npos;
+}
+
 std::vector<std::string> split(std::string_view text, int64_t limit) {
   std::vector<std::string> parts;
   use_scan(std::ssize(text));
@@ -288,7 +312,7 @@ std::vector<std::string> split(std::string_view text,
                                std::string_view separator, int64_t limit) {
   std::vector<std::string> parts;
   while (limit < 0 || static_cast<int64_t>(parts.size()) < limit) {
-    const size_t at = text.find(separator);
+    const size_t at = find_text(text, separator);
     if (at == std::string_view::npos) break;
     add_part(parts, text.substr(0, at));
     text.remove_prefix(at + separator.size());
@@ -302,7 +326,7 @@ std::vector<std::string> split_right(std::string_view text,
                                      int64_t limit) {
   std::vector<std::string> parts;
   while (limit < 0 || static_cast<int64_t>(parts.size()) < limit) {
-    const size_t at = text.rfind(separator);
+    const size_t at = find_last_text(text, separator);
     if (at == std::string_view::npos) break;
     add_part(parts, text.substr(at + separator.size()));
     text = text.substr(0, at);
@@ -353,7 +377,7 @@ std::string replace(std::string_view text, std::string_view from,
     return result.append(limit == 0 ? text.substr(at) : to);
   }
   while (limit != 0) {
-    const size_t at = text.find(from);
+    const size_t at = find_text(text, from);
     if (at == std::string_view::npos) break;
     use(at);
     result.append(text.substr(0, at)).append(to);

@@ -30,6 +30,10 @@ std::string title_of_words(std::string_view text);
 int64_t count_words(std::string_view text);  // runs of \w
 bool is_digit(uint32_t code_point);          // as str.isdigit
 
+// Where `wanted` is in `text`, first or last, or npos.
+size_t find_text(std::string_view text, std::string_view wanted);
+size_t find_last_text(std::string_view text, std::string_view wanted);
+
 // By white space, or by `separator`; at most `limit` cuts, -1: all.
 std::vector<std::string> split(std::string_view text, int64_t limit = -1);
 std::vector<std::string> split(std::string_view text,
