@@ -118,6 +118,11 @@ TEST_F(Mpirun, TheFailingRanksMessageAndCodeReachTheUser) {
               AllOf(HasSubstr("[rank 1/3] boom"), Not(HasSubstr("MPI_ABORT"))));
 }
 
+TEST_F(Mpirun, AProgramMayStartAndEndMpiItself) {
+  const Ended ended = ranks(2, "own_mpi");
+  EXPECT_EQ(ended.code, 0) << ended.said;
+}
+
 TEST_F(Mpirun, AnotherNumberingIsRefused) {
   const Ended ended = ranks(2, "other_number");
   EXPECT_EQ(ended.code, 78) << ended.said;

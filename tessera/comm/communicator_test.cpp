@@ -34,6 +34,10 @@ TEST(Communicator, OfOneRankNeedsNoStore) {
     world.barrier();
     EXPECT_TRUE(at::equal(out, at::arange(4.0)));
     EXPECT_EQ(communicator->make_group({0}, "tp")->size(), 1);
+    EXPECT_THAT(failure_of([&] {
+                  world.all_to_all(at::empty({5}), at::empty({3}), {5}, {3});
+                }),
+                HasSubstr("sends itself 3 elements and expects 5"));
   }
 }
 

@@ -5,8 +5,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <future>
+#include <memory>
+#include <thread>
+#include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
@@ -21,6 +25,8 @@ using testing::failure_of;
 using testing::failure_of_threads;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+constexpr auto kLong = std::chrono::seconds(20);  // for what takes a moment
 
 class AnyBackend : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Backends, AnyBackend, ::testing::Values("shm", "gloo"),
@@ -174,6 +180,23 @@ TEST(Failure, PeersSayWhyTheOtherFailed) {
                            }),
                Error);
   EXPECT_THAT(said, HasSubstr("rank 1 failed: [rank 1/2] boom"));
+}
+
+// Peers that are threads may be writing to them.
+TEST(Failure, TensorsOfACallThatFailedStay) {
+  for (const Mode mode : {Mode::kAsync, Mode::kBlocking}) {
+    std::weak_ptr<std::vector<float>> seen;
+    const std::string said = failure_of_threads("shm", 2, [&](Communicator& c) {
+      TS_CHECK(c.rank() != 1, "boom");
+      const auto memory = std::make_shared<std::vector<float>>(300000);
+      seen = memory;
+      const at::Tensor t = at::from_blob(
+          memory->data(), {300000}, [memory](void*) {}, at::kFloat);
+      c.world().all_reduce(t, ReduceOp::kSum, mode).wait();
+    });
+    EXPECT_EQ(said, "[rank 1/2] boom");
+    EXPECT_FALSE(seen.expired());
+  }
 }
 
 // Rank 1 comes too late: it waits until rank 0 has given up.
@@ -371,6 +394,52 @@ TEST_P(AnyBackend, ADroppedSendArrives) {
       EXPECT_TRUE(at::equal(t, at::ones({300000})));
     }
   });
+}
+
+TEST_P(AnyBackend, AMessageThatNobodyAwaitsIsDoneAndCounted) {
+  run_threads(2, GetParam(), [](Communicator& c) {
+    Group& world = c.world();
+    const at::Tensor t = at::full({8}, c.rank() + 1.0);
+    const Work message = c.rank() == 0 ? world.send(t, 1) : world.recv(t, 0);
+    const auto end = std::chrono::steady_clock::now() + kLong;
+    while (!message.done() && std::chrono::steady_clock::now() < end) {
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(message.done());
+    EXPECT_TRUE(at::equal(t, at::ones({8})));
+    ASSERT_EQ(world.stats().size(), 1U);
+    EXPECT_EQ(world.stats()[0].calls, 1);
+    // Whoever ended first would end the other's message.
+    world.barrier();
+  });
+}
+
+TEST_P(AnyBackend, TheFailureOfADroppedMessageSurfaces) {
+  std::promise<void> given_up;
+  auto waiting = given_up.get_future().share();
+  run_threads(
+      2, GetParam(),
+      [&](Communicator& c) {
+        if (c.rank() == 1) return waiting.wait();
+        Group& world = c.world();
+        world.recv(at::ones({4}), 1);
+        const auto end = std::chrono::steady_clock::now() + kLong;
+        const auto has_failed = [&] {
+          return world.flight_record().find("failed after") !=
+                 std::string::npos;
+        };
+        while (!has_failed() && std::chrono::steady_clock::now() < end) {
+          std::this_thread::yield();
+        }
+        EXPECT_TRUE(has_failed());
+        // What follows it fails at once.
+        if (has_failed()) {
+          EXPECT_THAT(failure_of([&] { world.barrier(); }),
+                      HasSubstr("barrier #1 on group 'world'"));
+        }
+        given_up.set_value();
+      },
+      std::chrono::seconds(1));
 }
 
 std::ptrdiff_t entries_of(const std::filesystem::path& folder) {

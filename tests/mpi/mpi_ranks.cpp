@@ -1,11 +1,12 @@
 // One rank under mpirun: the tests of tests/mpi_slow_test.cpp, which starts it.
 //
 // mpi_ranks [gtest flags]   the verbs, on every rank alike
-// mpi_ranks FAULT             ends as the fault wants it; see faults()
+// mpi_ranks CASE            one that ends in its own way; see cases()
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <mpi.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -13,11 +14,13 @@
 #include <iostream>
 #include <limits>
 #include <map>
+#include <thread>
 
 #include "tessera/comm/mpi/mpi_backend.h"
 #include "tessera/core/error.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/store.h"
+#include "tests/support/failure_of.h"
 #include "tests/support/verbs.h"
 
 namespace tessera::comm {
@@ -155,6 +158,35 @@ TEST(Mpi, HasTheFormsOfC10d) {
   EXPECT_EQ(all[1][0].item<double>(), 1);
 }
 
+// Lists may be strided, and are refused where they do not fit; what MPI itself
+// is given is dense.
+TEST(Mpi, TakesNoStridedTensorForADenseOne) {
+  const int64_t size = ranks->world_size(), rank = ranks->rank();
+  const auto backend = small_counts();
+  const auto column = [](double value) {
+    return at::stack({at::full({3}, value), at::full({3}, -1.0)}, 1)
+        .select(1, 0);
+  };
+  std::vector<at::Tensor> mine{column(rank + 1.0)};
+  std::vector<std::vector<at::Tensor>> lists(1);
+  for (int64_t r = 0; r < size; ++r) lists[0].push_back(column(0));
+  backend->allgather(lists, mine)->wait();
+  for (int64_t r = 0; r < size; ++r) {
+    EXPECT_TRUE(at::equal(lists[0][r], at::full({3}, r + 1.0)));
+  }
+  c10d::ReduceOptions to_one;
+  to_one.rootRank = 0;
+  backend->reduce(mine, to_one)->wait();
+  const double sum = rank == 0 ? size * (size + 1) / 2.0 : rank + 1.0;
+  EXPECT_TRUE(at::equal(mine[0], at::full({3}, sum)));
+
+  EXPECT_THAT(testing::failure_of([&] { backend->allreduce(mine); }),
+              ::testing::HasSubstr("mpi carries contiguous CPU tensors"));
+  lists[0].pop_back();
+  EXPECT_THAT(testing::failure_of([&] { backend->allgather(lists, mine); }),
+              ::testing::HasSubstr("Give one for each rank"));
+}
+
 TEST(Mpi, ReceivesFromAnySource) {
   const int64_t size = ranks->world_size();
   const auto backend = small_counts();
@@ -232,6 +264,26 @@ int misordered() {
   });
 }
 
+// A program that starts and ends MPI, and has it for itself in between, at the
+// lowest level that is allowed.
+int own_mpi() {
+  int level = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
+  join(std::chrono::seconds(30));
+  at::Tensor t = at::ones({4});
+  ranks->world().all_reduce(t).wait();
+  const bool summed =
+      at::equal(t, at::full({4}, static_cast<double>(ranks->world_size())));
+  ranks.reset();
+  // Open MPI's constants are casts of this kind.
+  // NOLINTNEXTLINE(bugprone-casting-through-void)
+  for (int i = 0; i < 100; ++i) MPI_Barrier(MPI_COMM_WORLD);
+  MPI_Finalize();
+  // The progress thread lives on, without a call of MPI.
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  return summed ? 0 : 3;
+}
+
 // Rank 0 of the world asks to be another one.
 int other_number() {
   auto place = launch::discover(launch::process_variables());
@@ -245,22 +297,19 @@ int other_number() {
   return 0;
 }
 
-const std::map<std::string, int (*)()>& faults() {
+const std::map<std::string, int (*)()>& cases() {
   static const std::map<std::string, int (*)()> all = {
-      {"sends_less", sends_less},
-      {"sends_more", sends_more},
-      {"time_out", time_out},
-      {"killed", killed},
-      {"fails", fails},
-      {"misordered", misordered},
-      {"other_number", other_number}};
+      {"sends_less", sends_less}, {"sends_more", sends_more},
+      {"time_out", time_out},     {"killed", killed},
+      {"fails", fails},           {"misordered", misordered},
+      {"own_mpi", own_mpi},       {"other_number", other_number}};
   return all;
 }
 
 int run(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   at::set_num_threads(1);
-  if (argc > 1) return faults().at(argv[1])();
+  if (argc > 1) return cases().at(argv[1])();
   join(std::chrono::seconds(60));
   const int code = RUN_ALL_TESTS();
   ranks.reset();

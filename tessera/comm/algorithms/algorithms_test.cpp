@@ -4,12 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
 #include <thread>
 
 #include "tessera/comm/algorithms/blocking_calls.h"
 #include "tessera/comm/algorithms/collectives.h"
+#include "tessera/comm/algorithms/hierarchical_collectives.h"
 #include "tessera/comm/algorithms/ring.h"
+#include "tessera/comm/base/partial_sums.h"
 #include "tessera/core/error.h"
+#include "tests/support/failure_of.h"
 #include "tests/support/memory_transport.h"
 
 namespace tessera::comm::algorithms {
@@ -110,6 +114,22 @@ void on_all(Verb verb,
       << "rank " << end.rank() << " of " << end.size() << ", "             \
       << name_of(algorithm) << ", " << (actual).numel() << " elements of " \
       << (actual).scalar_type()
+
+// A message that is under way may still move it.
+TEST(ScratchTensor, StaysWhereAnExceptionEndsItsScope) {
+  for (const bool fails : {false, true}) {
+    std::weak_ptr<int> seen;
+    testing::failure_of([&] {
+      const auto memory = std::make_shared<int>(1);
+      seen = memory;
+      const ScratchTensor scratch(
+          at::from_blob(memory.get(), {1}, [memory](void*) {}, at::kInt));
+      EXPECT_EQ(scratch.elements().nbytes(), 4);
+      TS_CHECK(!fails, "a peer has gone");
+    });
+    EXPECT_EQ(seen.expired(), !fails);
+  }
+}
 
 TEST(Algorithms, ReduceEveryDtypeExactly) {
   on_all(Verb::kAllReduce, [](Transport& end, Algorithm algorithm) {

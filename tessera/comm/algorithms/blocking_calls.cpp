@@ -1,6 +1,7 @@
 #include "tessera/comm/algorithms/blocking_calls.h"
 
 #include "tessera/comm/base/c10d_reduce_op.h"
+#include "tessera/comm/base/split_bytes.h"
 
 namespace tessera::comm::algorithms {
 
@@ -47,10 +48,6 @@ void call_barrier(c10d::Backend& backend) { backend.barrier({})->wait(); }
 Elements elements_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(),
           tensor.scalar_type()};
-}
-
-at::Tensor bytes_of(const at::Tensor& tensor) {
-  return tensor.view(-1).view(at::kByte);
 }
 
 }  // namespace tessera::comm::algorithms

@@ -26,7 +26,5 @@ void call_barrier(c10d::Backend& backend);
 
 // REQUIRES: contiguous, on the CPU.
 Elements elements_of(const at::Tensor& tensor);
-// The tensor's memory as bytes.
-at::Tensor bytes_of(const at::Tensor& tensor);
 
 }  // namespace tessera::comm::algorithms

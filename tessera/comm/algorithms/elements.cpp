@@ -1,39 +1,16 @@
 #include "tessera/comm/algorithms/elements.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <exception>
 
 #include "tessera/comm/base/keep_for_ever.h"
+#include "tessera/comm/base/partial_sums.h"
 #include "tessera/comm/base/reduce.h"
 
 namespace tessera::comm::algorithms {
 namespace {
-
-template <typename T>
-void widen(const Elements& values, const Elements& partial) {
-  const T* from = reinterpret_cast<const T*>(values.data);
-  auto* to = reinterpret_cast<float*>(partial.data);
-  for (int64_t i = 0; i < values.numel; ++i)
-    to[i] = static_cast<float>(from[i]);
-}
-
-template <typename T>
-void round(const Elements& partial, const Elements& result) {
-  const auto* from = reinterpret_cast<const float*>(partial.data);
-  T* to = reinterpret_cast<T*>(result.data);
-  for (int64_t i = 0; i < result.numel; ++i) to[i] = static_cast<T>(from[i]);
-}
-
-template <typename T>
-void divide(const Elements& sums, int64_t ranks) {
-  T* values = reinterpret_cast<T*>(sums.data);
-  for (int64_t i = 0; i < sums.numel; ++i) values[i] /= static_cast<T>(ranks);
-}
 
 // A mean is a sum on its way.
 ReduceOp on_the_way(ReduceOp op) {
@@ -73,10 +50,6 @@ Scratch::~Scratch() {
   if (std::uncaught_exceptions() > exceptions_) keep_for_ever(data_.release());
 }
 
-at::ScalarType partial_dtype(at::ScalarType dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
-}
-
 Bounds even_bounds(int64_t numel, int64_t pieces) {
   Bounds bounds;
   for (int64_t i = 0; i <= pieces; ++i) {
@@ -106,24 +79,13 @@ void reduce_into_higher(Transport& transport, const Elements& lower,
 }
 
 void begin_partial(const Elements& values, const Elements& partial) {
-  if (values.dtype == at::kHalf) return widen<c10::Half>(values, partial);
-  if (values.dtype == at::kBFloat16) {
-    return widen<c10::BFloat16>(values, partial);
-  }
-  copy(values, partial);
+  comm::begin_partial(values.data, partial.data, values.numel, values.dtype);
 }
 
 void finish(const Elements& partial, const Elements& result,
             const Reduction& reduction) {
-  if (reduction.op == ReduceOp::kMean) {
-    partial.dtype == at::kDouble ? divide<double>(partial, reduction.ranks)
-                                 : divide<float>(partial, reduction.ranks);
-  }
-  if (result.dtype == at::kHalf) return round<c10::Half>(partial, result);
-  if (result.dtype == at::kBFloat16) {
-    return round<c10::BFloat16>(partial, result);
-  }
-  copy(partial, result);
+  finish_partial(partial.data, result.data, result.numel, result.dtype,
+                 reduction.op, reduction.ranks);
 }
 
 Partial::Partial(const Elements& values) : elements_(values) {

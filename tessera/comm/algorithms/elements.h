@@ -49,9 +49,6 @@ class Scratch {
   int exceptions_;
 };
 
-// What partial sums of a dtype are kept in.
-at::ScalarType partial_dtype(at::ScalarType dtype);
-
 // Where pieces 0 .. n - 1 begin, and the last one's end: n + 1 places.
 using Bounds = std::vector<int64_t>;
 // As even as can be: the first ones may have one element more.

@@ -2,6 +2,7 @@
 
 #include "tessera/comm/algorithms/backend_transport.h"
 #include "tessera/comm/algorithms/blocking_calls.h"
+#include "tessera/comm/base/partial_sums.h"
 
 namespace tessera::comm::algorithms {
 namespace {

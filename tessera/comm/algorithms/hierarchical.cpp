@@ -83,15 +83,14 @@ void Hierarchical::all_gather_by_parts(const at::Tensor& output,
                                        const at::Tensor& in) {
   const int64_t piece = in.numel();
   const int64_t hosts = map_.num_hosts();
-  const at::Tensor column = empty_of(hosts * piece, at::kByte);
-  const Elements own = elements_of(column);
+  const ScratchTensor column(empty_of(hosts * piece, at::kByte));
+  const Elements own = column.elements();
   copy(elements_of(in), own.part(map_.host * piece, (map_.host + 1) * piece));
-  algorithms::all_gather(*bridge_, choose(Verb::kAllGather, column.numel()),
-                         own, even_bounds(own.numel, hosts));
+  algorithms::all_gather(*bridge_, choose(Verb::kAllGather, own.numel), own,
+                         even_bounds(own.numel, hosts));
 
-  const at::Tensor all =
-      empty_of(map_.num_locals() * column.numel(), at::kByte);
-  call_all_gather(*inside_.backend, all, column);
+  const at::Tensor all = empty_of(map_.num_locals() * own.numel, at::kByte);
+  call_all_gather(*inside_.backend, all, column.tensor());
   const Elements from = elements_of(all), to = elements_of(bytes_of(output));
   int64_t at = 0;
   for (int64_t rank : by_place()) {
@@ -103,7 +102,8 @@ void Hierarchical::all_gather_by_parts(const at::Tensor& output,
 void Hierarchical::all_gather_by_leaders(const at::Tensor& output,
                                          const at::Tensor& in) {
   const int64_t piece = in.numel();
-  const at::Tensor all = empty_of(everyone_.size() * piece, at::kByte);
+  const ScratchTensor scratch(empty_of(everyone_.size() * piece, at::kByte));
+  const at::Tensor& all = scratch.tensor();
   const Bounds bounds = host_bounds(piece);
   const at::Tensor own =
       all.narrow(0, bounds[map_.host], map_.num_locals() * piece);

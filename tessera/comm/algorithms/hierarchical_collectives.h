@@ -3,11 +3,15 @@
 
 #include <ATen/ops/empty.h>
 
+#include <exception>
 #include <optional>
+#include <utility>
 
 #include "tessera/comm/algorithms/backend_transport.h"
 #include "tessera/comm/algorithms/blocking_calls.h"
 #include "tessera/comm/algorithms/hierarchical.h"
+#include "tessera/comm/base/keep_for_ever.h"
+#include "tessera/comm/base/split_bytes.h"
 
 namespace tessera::comm::algorithms {
 
@@ -98,5 +102,26 @@ class Hierarchical : public BlockingCollectives {
 inline at::Tensor empty_of(int64_t numel, at::ScalarType dtype) {
   return at::empty({numel}, at::TensorOptions(dtype));
 }
+
+// A tensor for its scope that messages go out of and into, with the rule of
+// Scratch: it stays where an exception ends the scope.
+class ScratchTensor {
+ public:
+  explicit ScratchTensor(at::Tensor tensor)
+      : tensor_(std::move(tensor)), exceptions_(std::uncaught_exceptions()) {}
+  ~ScratchTensor() {
+    if (std::uncaught_exceptions() <= exceptions_) return;
+    keep_for_ever(new at::Tensor(std::move(tensor_)));
+  }
+  ScratchTensor(const ScratchTensor&) = delete;
+  ScratchTensor& operator=(const ScratchTensor&) = delete;
+
+  const at::Tensor& tensor() const { return tensor_; }
+  Elements elements() const { return elements_of(tensor_); }
+
+ private:
+  at::Tensor tensor_;
+  int exceptions_;
+};
 
 }  // namespace tessera::comm::algorithms

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "tessera/comm/base/partial_sums.h"
+
 namespace tessera::comm::algorithms {
 namespace {
 
@@ -38,18 +40,18 @@ void Hierarchical::all_reduce_by_parts(const at::Tensor& tensor, ReduceOp op) {
     partial = at::zeros({part * locals}, at::TensorOptions(dtype));
     begin_partial(values, elements_of(partial).part(0, values.numel));
   }
-  const at::Tensor sums = empty_of(part, dtype);
-  call_reduce_scatter(*inside_.backend, sums, partial, sums_of(op));
+  const ScratchTensor sums(empty_of(part, dtype));
+  call_reduce_scatter(*inside_.backend, sums.tensor(), partial, sums_of(op));
 
-  const at::Tensor result =
-      dtype == values.dtype ? sums : empty_of(part, values.dtype);
-  algorithms::all_reduce(
-      *bridge_, choose(Verb::kAllReduce, static_cast<int64_t>(result.nbytes())),
-      elements_of(sums), elements_of(result), reduction(op));
+  const ScratchTensor result(
+      dtype == values.dtype ? sums.tensor() : empty_of(part, values.dtype));
+  algorithms::all_reduce(*bridge_,
+                         choose(Verb::kAllReduce, result.elements().nbytes()),
+                         sums.elements(), result.elements(), reduction(op));
 
   const at::Tensor whole =
       fits ? tensor : empty_of(part * locals, values.dtype);
-  call_all_gather(*inside_.backend, whole, result);
+  call_all_gather(*inside_.backend, whole, result.tensor());
   copy(elements_of(whole).part(0, values.numel), values);
 }
 
@@ -57,17 +59,15 @@ void Hierarchical::all_reduce_by_leaders(const at::Tensor& tensor,
                                          ReduceOp op) {
   const Elements values = elements_of(tensor);
   const at::ScalarType dtype = partial_dtype(values.dtype);
-  at::Tensor partial = tensor;
-  if (dtype != values.dtype) {
-    partial = empty_of(values.numel, dtype);
-    begin_partial(values, elements_of(partial));
-  }
-  call_all_reduce(*inside_.backend, partial, sums_of(op));
+  const bool widens = dtype != values.dtype;
+  const ScratchTensor partial(widens ? empty_of(values.numel, dtype) : tensor);
+  if (widens) begin_partial(values, partial.elements());
+  call_all_reduce(*inside_.backend, partial.tensor(), sums_of(op));
   if (bridge_) {
     algorithms::all_reduce(
         *bridge_,
         choose(Verb::kAllReduce, static_cast<int64_t>(tensor.nbytes())),
-        elements_of(partial), values, reduction(op));
+        partial.elements(), values, reduction(op));
   }
   call_broadcast(*inside_.backend, tensor, /*root=*/0);
 }
@@ -76,33 +76,32 @@ void Hierarchical::reduce_scatter_by_parts(const at::Tensor& output,
                                            const at::Tensor& input,
                                            ReduceOp op) {
   const at::Tensor partial = ordered_partial(input, by_place());
-  const at::Tensor column =
-      empty_of(map_.num_hosts() * output.numel(), partial.scalar_type());
-  call_reduce_scatter(*inside_.backend, column, partial, sums_of(op));
-  algorithms::reduce_scatter(
-      *bridge_,
-      choose(Verb::kReduceScatter, static_cast<int64_t>(column.nbytes())),
-      elements_of(column), even_bounds(column.numel(), map_.num_hosts()),
-      elements_of(output), reduction(op));
+  const ScratchTensor column(
+      empty_of(map_.num_hosts() * output.numel(), partial.scalar_type()));
+  call_reduce_scatter(*inside_.backend, column.tensor(), partial, sums_of(op));
+  const Elements sums = column.elements();
+  algorithms::reduce_scatter(*bridge_,
+                             choose(Verb::kReduceScatter, sums.nbytes()), sums,
+                             even_bounds(sums.numel, map_.num_hosts()),
+                             elements_of(output), reduction(op));
 }
 
 void Hierarchical::reduce_scatter_by_leaders(const at::Tensor& output,
                                              const at::Tensor& input,
                                              ReduceOp op) {
   const int64_t piece = output.numel();
-  const at::Tensor partial = ordered_partial(input, by_host());
-  call_all_reduce(*inside_.backend, partial, sums_of(op));
-  const at::Tensor own =
-      empty_of(map_.num_locals() * piece, output.scalar_type());
+  const ScratchTensor scratch(ordered_partial(input, by_host()));
+  call_all_reduce(*inside_.backend, scratch.tensor(), sums_of(op));
+  const Elements partial = scratch.elements();
+  const ScratchTensor own(
+      empty_of(map_.num_locals() * piece, output.scalar_type()));
   if (bridge_) {
     algorithms::reduce_scatter(
-        *bridge_,
-        choose(Verb::kReduceScatter, static_cast<int64_t>(partial.nbytes())),
-        elements_of(partial), host_bounds(piece), elements_of(own),
-        reduction(op));
+        *bridge_, choose(Verb::kReduceScatter, partial.nbytes()), partial,
+        host_bounds(piece), own.elements(), reduction(op));
   }
-  call_broadcast(*inside_.backend, own, /*root=*/0);
-  copy(elements_of(own).part(map_.local * piece, (map_.local + 1) * piece),
+  call_broadcast(*inside_.backend, own.tensor(), /*root=*/0);
+  copy(own.elements().part(map_.local * piece, (map_.local + 1) * piece),
        elements_of(output));
 }
 

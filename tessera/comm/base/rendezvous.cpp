@@ -31,17 +31,24 @@ bool wait_a_while(c10d::Store& store, const std::string& key,
   }
 }
 
+constexpr const char* kSilent =
+    "the rendezvous store does not answer: rank 0, which serves it, is stopped "
+    "or cut off.";
+
 // c10d waits for ever for a store whose host was cut off or stopped.
-void in_time(std::chrono::milliseconds timeout, const std::string& what,
-             const std::function<void()>& wait) {
+bool ends_in_time(std::chrono::milliseconds timeout,
+                  const std::function<void()>& wait) {
   const auto question = [wait, context = rank_context()] {
     const RankContextGuard guard(context);
     wait();
   };
-  TS_CHECK_REACH(ask_in_time(question, timeout + kSlack), "waited ",
-                 timeout.count(), " ms for ", what,
-                 ", and the rendezvous store does not answer: rank 0, which "
-                 "serves it, is stopped or cut off.");
+  return ask_in_time(question, timeout + kSlack);
+}
+
+void in_time(std::chrono::milliseconds timeout, const std::string& what,
+             const std::function<void()>& wait) {
+  TS_CHECK_REACH(ends_in_time(timeout, wait), "waited ", timeout.count(),
+                 " ms for ", what, ", and ", kSilent);
 }
 
 }  // namespace
@@ -59,20 +66,35 @@ std::string Rendezvous::get(const std::string& key,
                             const std::string& what) {
   const auto found = std::make_shared<std::string>();
   in_time(timeout, what, [self = *this, key, timeout, what, found]() mutable {
-    *found = self.wait_for(key, timeout, what);
+    *found = self.wait_for(key, Clock::now() + timeout, timeout, what);
   });
   return *found;
 }
 
-std::string Rendezvous::wait_for(const std::string& key,
+std::vector<std::string> Rendezvous::get_each(const std::string& prefix,
+                                              int64_t size,
+                                              std::chrono::milliseconds timeout,
+                                              const std::string& what) {
+  const auto found = std::make_shared<std::vector<std::string>>();
+  in_time(timeout, c10::str(what, "s 0 to ", size - 1),
+          [self = *this, prefix, size, timeout, what, found]() mutable {
+            const auto end = Clock::now() + timeout;
+            for (int64_t r = 0; r < size; ++r) {
+              found->push_back(self.wait_for(c10::str(prefix, r), end, timeout,
+                                             c10::str(what, " ", r)));
+            }
+          });
+  return *found;
+}
+
+std::string Rendezvous::wait_for(const std::string& key, Clock::time_point end,
                                  std::chrono::milliseconds timeout,
                                  const std::string& what) {
-  const auto end = std::chrono::steady_clock::now() + timeout;
   const auto store = group_store();
   while (!wait_a_while(*store, key, std::min(kSlice, timeout))) {
-    check_no_failure();
-    TS_CHECK_REACH(std::chrono::steady_clock::now() < end, "waited ",
-                   timeout.count(), " ms for ", what, ", in vain.");
+    throw_announced();
+    TS_CHECK_REACH(Clock::now() < end, "waited ", timeout.count(), " ms for ",
+                   what, ", in vain.");
   }
   return store->get_to_str(key);
 }
@@ -80,20 +102,15 @@ std::string Rendezvous::wait_for(const std::string& key,
 void Rendezvous::meet(int64_t rank, int64_t size,
                       std::chrono::milliseconds timeout) {
   set(c10::str("here-", rank), "1");
-  in_time(timeout, "the ranks of a group",
-          [self = *this, size, timeout]() mutable {
-            const auto end = std::chrono::steady_clock::now() + timeout;
-            for (int64_t r = 0; r < size; ++r) {
-              const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-                  end - std::chrono::steady_clock::now());
-              self.wait_for(c10::str("here-", r),
-                            std::max(left, std::chrono::milliseconds(1)),
-                            c10::str("rank ", r, " of the group"));
-            }
-          });
+  get_each("here-", size, timeout, "group rank");
 }
 
-void Rendezvous::check_no_failure() {
+void Rendezvous::check_no_failure(std::chrono::milliseconds timeout) {
+  const auto ask = [self = *this]() mutable { self.throw_announced(); };
+  TS_CHECK_REACH(ends_in_time(timeout, ask), kSilent);
+}
+
+void Rendezvous::throw_announced() {
   if (!store_->check({kFailureKey})) return;
   TS_CHECK_REACH(false, store_->get_to_str(kFailureKey));
 }

@@ -5,9 +5,11 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "tessera/core/error.h"
+#include "tests/support/failure_of.h"
 
 namespace tessera::comm {
 namespace {
@@ -47,6 +49,38 @@ TEST(Rendezvous, AStoreThatDoesNotAnswerEndsTheWait) {
                           "does not answer"));
   }
   store->end();  // the thread that was left behind
+}
+
+TEST(Rendezvous, WhetherARankFailedIsAskedInTime) {
+  const auto store = c10::make_intrusive<SilentStore>();
+  Rendezvous rendezvous(store, "group");
+  EXPECT_THAT(testing::failure_of([&] {
+                rendezvous.check_no_failure(std::chrono::milliseconds(50));
+              }),
+              HasSubstr("the rendezvous store does not answer"));
+  store->end();
+}
+
+TEST(Rendezvous, OneTimeOutIsForAllRanks) {
+  Rendezvous rendezvous(c10::make_intrusive<c10d::HashStore>(), "group");
+  std::jthread ranks([=]() mutable {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    rendezvous.set("0", "here");
+    std::this_thread::sleep_for(std::chrono::milliseconds(800));
+    rendezvous.set("1", "late");
+  });
+  EXPECT_THAT(testing::failure_of([&] {
+                rendezvous.get_each("", 2, std::chrono::seconds(1), "rank");
+              }),
+              HasSubstr("waited 1000 ms for rank 1, in vain"));
+}
+
+TEST(Rendezvous, RanksThatMeetAreGivenWhatEachSaid) {
+  Rendezvous rendezvous(c10::make_intrusive<c10d::HashStore>(), "group");
+  rendezvous.set("of-0", "a");
+  rendezvous.set("of-1", "b");
+  EXPECT_THAT(rendezvous.get_each("of-", 2, std::chrono::seconds(5), "rank"),
+              ::testing::ElementsAre("a", "b"));
 }
 
 TEST(Rendezvous, WhatIsThereIsGiven) {

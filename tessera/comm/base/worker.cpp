@@ -78,8 +78,8 @@ void Worker::submit(c10::intrusive_ptr<PendingWork> work,
   changed_.notify_all();
 }
 
-void Worker::run(const c10::intrusive_ptr<PendingWork>& work,
-                 c10::function_ref<void()> body) {
+void Worker::run_here(const c10::intrusive_ptr<PendingWork>& work,
+                      c10::function_ref<void()> body) {
   std::unique_lock lock(mutex_);
   if (running_ || !tasks_.empty()) {
     tasks_.push_back({work, body});
@@ -122,7 +122,9 @@ void Worker::run_next(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   const bool failed_before = failure_ != nullptr;
   execute(*task.work, task.body);
-  if (failure_ && !failed_before) failed_body_ = std::move(task.body);
+  if (failure_ && !failed_before) {
+    keep_for_ever(new std::function<void()>(std::move(task.body)));
+  }
   task = {};  // not under the lock: what it held may call back
   lock.lock();
   running_ = false;

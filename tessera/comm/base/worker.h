@@ -15,11 +15,14 @@
 
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "tessera/comm/base/keep_for_ever.h"
 
 namespace tessera::comm {
 
@@ -64,7 +67,8 @@ class PendingWork : public c10d::Work {
 };
 
 // After a body has thrown, `on_failure` is told and all later ones fail with
-// the same error.
+// the same error. What it holds is kept for ever: a peer, or a message that it
+// left behind, may still move it.
 class Worker : public Driver {
  public:
   explicit Worker(std::function<void(const std::string& why)> on_failure);
@@ -77,9 +81,18 @@ class Worker : public Driver {
   void close();
   void submit(c10::intrusive_ptr<PendingWork> work, std::function<void()> body);
   // The same, on this thread, after all that was submitted: done on return.
-  // Allocates nothing where no other body runs.
-  void run(const c10::intrusive_ptr<PendingWork>& work,
-           c10::function_ref<void()> body);
+  // Allocates nothing where no other body runs. REQUIRES: `body` can be copied.
+  template <typename Body>
+  void run(const c10::intrusive_ptr<PendingWork>& work, const Body& body) {
+    run_here(work, [&] {
+      try {
+        body();
+      } catch (const std::exception&) {
+        keep_for_ever(new Body(body));
+        throw;
+      }
+    });
+  }
   void run_until_done(PendingWork& work) override;
 
  private:
@@ -88,6 +101,8 @@ class Worker : public Driver {
     std::function<void()> body;
   };
   void loop();
+  void run_here(const c10::intrusive_ptr<PendingWork>& work,
+                c10::function_ref<void()> body);
   // REQUIRES: nobody runs a body, and there is one. Unlocks while it runs.
   void run_next(std::unique_lock<std::mutex>& lock);
   void execute(PendingWork& work, c10::function_ref<void()> body);
@@ -97,8 +112,6 @@ class Worker : public Driver {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> tasks_;
-  // Messages that a body left behind may still move what it holds.
-  std::function<void()> failed_body_;
   bool running_ = false;
   bool closing_ = false;
   std::thread thread_;

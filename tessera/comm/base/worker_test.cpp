@@ -55,15 +55,23 @@ TEST_F(WorkerTest, WhatFollowsAFailureFailsWithIt) {
   EXPECT_THAT(failures_, ElementsAre("the first reason"));
 }
 
-// Messages that a failed body left behind may still move what it holds.
-TEST_F(WorkerTest, KeepsWhatAFailedBodyHolds) {
-  const auto failing = work();
-  auto held = std::make_shared<int>(1);
-  const std::weak_ptr<int> seen = held;
-  worker_->submit(failing, [held = std::move(held)] { TS_CHECK(false, "no"); });
-  EXPECT_ANY_THROW(failing->wait());
-  worker_->close();
-  EXPECT_FALSE(seen.expired());
+// A peer, or a message that it left behind, may still move it.
+TEST(Worker, WhatAFailedBodyHoldsOutlivesIt) {
+  for (const bool blocking : {false, true}) {
+    std::weak_ptr<int> seen;
+    {
+      const auto worker = std::make_shared<Worker>([](const std::string&) {});
+      const auto failing = c10::make_intrusive<PendingWork>(
+          0, c10d::OpType::BARRIER, std::vector<at::Tensor>(), worker);
+      const auto held = std::make_shared<int>(1);
+      seen = held;
+      const auto body = [held] { TS_CHECK(false, "no"); };
+      blocking ? worker->run(failing, body) : worker->submit(failing, body);
+      EXPECT_ANY_THROW(failing->wait());
+      worker->close();
+    }
+    EXPECT_FALSE(seen.expired()) << "blocking: " << blocking;
+  }
 }
 
 // A backend may be closed, and dropped, while another thread waits.

@@ -44,13 +44,8 @@ namespace {
 std::vector<std::string> exchange_hosts(Rendezvous rendezvous, int64_t rank,
                                         int64_t world_size,
                                         std::chrono::milliseconds timeout) {
-  rendezvous.set(std::to_string(rank), host_identity());
-  std::vector<std::string> hosts;
-  for (int64_t peer = 0; peer < world_size; ++peer) {
-    hosts.push_back(rendezvous.get(std::to_string(peer), timeout,
-                                   c10::str("the host of rank ", peer)));
-  }
-  return hosts;
+  rendezvous.set(c10::str(rank), host_identity());
+  return rendezvous.get_each("", world_size, timeout, "the host of rank");
 }
 
 // What stands before the name of the backend that goes between hosts.
@@ -307,12 +302,8 @@ class BackendCommunicator : public FailableCommunicator {
   std::vector<std::string> exchange_gpus() const {
     Rendezvous rendezvous(store_, "gpu/");
     rendezvous.set(c10::str(options_.rank), nccl::gpu_of_this_thread());
-    std::vector<std::string> gpus;
-    for (int64_t rank = 0; rank < options_.world_size; ++rank) {
-      gpus.push_back(rendezvous.get(c10::str(rank), options_.timeout,
-                                    c10::str("the GPU of rank ", rank)));
-    }
-    return gpus;
+    return rendezvous.get_each("", options_.world_size, options_.timeout,
+                               "the GPU of rank");
   }
 
   static std::string over_nccl(const std::string& backend) {

@@ -2,6 +2,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "tessera/core/error.h"
+
 namespace tessera::comm::fake {
 namespace {
 
@@ -73,6 +75,9 @@ FakeBackend::Pending FakeBackend::alltoall_base(at::Tensor& output,
                                                 std::vector<int64_t>&,
                                                 std::vector<int64_t>&,
                                                 const c10d::AllToAllOptions&) {
+  TS_CHECK(size_ > 1 || output.numel() == input.numel(),
+           "this rank sends itself ", input.numel(), " elements and expects ",
+           output.numel(), ".");
   at::AutoDispatchBelowAutograd guard;
   // What the peers would send is not known: as much of this rank's as fits.
   output.zero_();

@@ -5,11 +5,13 @@
 
 #include <cstdlib>
 #include <exception>
-#include <mutex>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "tessera/comm/base/split_bytes.h"
+#include "tessera/comm/base/worker.h"
+#include "tessera/comm/gloo/message_queue.h"
 #include "tessera/core/broken_pipe.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
@@ -30,42 +32,6 @@ void on_success(const Pending& work, std::function<void()> then) {
         then();
       });
 }
-
-// Adds the future that Gloo's sends and receives lack: done with wait().
-class MessageWork : public c10d::Work {
- public:
-  MessageWork(Pending message, int rank, c10d::OpType type,
-              const Tensors& tensors)
-      : Work(rank, type),
-        message_(std::move(message)),
-        tensors_(tensors),
-        future_(c10::make_intrusive<c10::ivalue::Future>(
-            c10::ListType::create(c10::TensorType::get()))) {}
-
-  bool isCompleted() override { return future_->completed(); }
-
-  bool wait(std::chrono::milliseconds timeout) override {
-    if (!future_->completed()) {
-      try {
-        message_->wait(timeout);
-        future_->markCompleted(c10::IValue(tensors_));
-      } catch (const std::exception&) {
-        future_->setError(std::current_exception());
-      }
-    }
-    future_->waitAndThrow();
-    return true;
-  }
-
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    return future_;
-  }
-
- private:
-  Pending message_;
-  Tensors tensors_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
-};
 
 // Gloo's thread throws, where nobody can catch it, at a message of another size
 // than is awaited: ranks call different collectives.
@@ -97,15 +63,7 @@ class GlooBackend : public c10d::Backend {
       : Backend(group->getRank(), group->getSize()), group_(std::move(group)) {}
 
   // Sends that nobody awaited are delivered, unless their peer is gone.
-  ~GlooBackend() override {
-    for (const Pending& message : messages_) {
-      try {
-        message->wait();
-      } catch (const std::exception& error) {
-        log::debug("a message was dropped at the end: ", message_of(error));
-      }
-    }
-  }
+  ~GlooBackend() override { messages_->close(); }
 
   const std::string getBackendName() const override { return "gloo"; }
 
@@ -173,11 +131,13 @@ class GlooBackend : public c10d::Backend {
   }
 
   Pending send(Tensors& tensors, int peer, int tag) override {
-    return kept(group_->send(tensors, peer, tag), c10d::OpType::SEND, tensors);
+    return queued(group_->send(tensors, peer, tag), c10d::OpType::SEND,
+                  tensors);
   }
 
   Pending recv(Tensors& tensors, int peer, int tag) override {
-    return kept(group_->recv(tensors, peer, tag), c10d::OpType::RECV, tensors);
+    return queued(group_->recv(tensors, peer, tag), c10d::OpType::RECV,
+                  tensors);
   }
 
   // Gloo has no word for it, but closes all connections of a group when one of
@@ -204,19 +164,15 @@ class GlooBackend : public c10d::Backend {
              "Gloo does not reduce int16. Convert it to int32.");
   }
 
-  // A message that its caller drops is under way still.
-  Pending kept(Pending message, c10d::OpType type, const Tensors& tensors) {
-    std::lock_guard lock(mutex_);
-    std::erase_if(messages_, [](const Pending& m) { return m->isCompleted(); });
-    const Pending work = c10::make_intrusive<MessageWork>(std::move(message),
-                                                          rank_, type, tensors);
-    messages_.push_back(work);
+  Pending queued(Pending message, c10d::OpType type, const Tensors& tensors) {
+    auto work =
+        c10::make_intrusive<PendingWork>(rank_, type, tensors, messages_);
+    messages_->submit(std::move(message), work);
     return work;
   }
 
   c10::intrusive_ptr<ProcessGroupGloo> group_;
-  std::mutex mutex_;               // messages may come from several threads
-  std::vector<Pending> messages_;  // that nobody has awaited yet
+  std::shared_ptr<MessageQueue> messages_ = std::make_shared<MessageQueue>();
 };
 
 }  // namespace

@@ -6,7 +6,8 @@
 // Order:  Gloo chooses the order of a sum by size and ranks: every rank gets
 //         the same bits, but not those of shm. fp16 and bf16 are summed as
 //         they are. int16 is not reduced.
-// Done:   a send or receive counts as done when it has been awaited.
+// Done:   a send or receive that nobody awaits counts as done when those called
+//         before it are.
 // Errors: c10d's, on the Work.
 #pragma once
 

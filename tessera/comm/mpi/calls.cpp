@@ -265,20 +265,6 @@ void Comm::all_reduce(void* data, int64_t numel, at::ScalarType dtype,
   });
 }
 
-void Comm::reduce(void* data, int64_t numel, at::ScalarType dtype, ReduceOp op,
-                  int64_t root, Requests& requests) {
-  const auto item = static_cast<int64_t>(c10::elementSize(dtype));
-  const bool is_root = impl_->rank == root;
-  impl_->in_pieces(numel, [&](int64_t offset, int count) {
-    char* at = static_cast<char*>(data) + offset * item;
-    check(MPI_Ireduce(is_root ? MPI_IN_PLACE : at, is_root ? at : nullptr,
-                      count, type_of(dtype), impl_->op_of(op, dtype),
-                      static_cast<int>(root), impl_->collectives,
-                      requests.impl_->next()),
-          "MPI_Ireduce");
-  });
-}
-
 void Comm::reduce_scatter(void* output, const void* input, int64_t numel,
                           at::ScalarType dtype, ReduceOp op,
                           Requests& requests) {

@@ -65,8 +65,6 @@ class Comm {
   // `numel` elements; the mean is left to the caller.
   void all_reduce(void* data, int64_t numel, at::ScalarType dtype, ReduceOp op,
                   Requests& requests);
-  void reduce(void* data, int64_t numel, at::ScalarType dtype, ReduceOp op,
-              int64_t root, Requests& requests);
   // output: `numel`, input: `numel` for each rank; they do not overlap.
   void reduce_scatter(void* output, const void* input, int64_t numel,
                       at::ScalarType dtype, ReduceOp op, Requests& requests);

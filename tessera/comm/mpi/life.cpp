@@ -11,7 +11,11 @@
 namespace tessera::comm::mpi {
 namespace {
 
-bool started_here = false;
+bool has_ended() {
+  int ended = 0;
+  MPI_Finalized(&ended);
+  return ended != 0;
+}
 
 void check_level(int provided, const char* who) {
   TS_CHECK_CONFIG(provided >= MPI_THREAD_SERIALIZED, who,
@@ -40,8 +44,8 @@ std::string library_name() {
 World start() {
   int there = 0;
   int level = 0;
-  MPI_Finalized(&there);
-  TS_CHECK(!there, "MPI has ended in this process and cannot start again.");
+  TS_CHECK(!has_ended(),
+           "MPI has ended in this process and cannot start again.");
   MPI_Initialized(&there);
   if (there) {
     check(MPI_Query_thread(&level), "MPI_Query_thread");
@@ -49,7 +53,6 @@ World start() {
   } else {
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level),
           "MPI_Init_thread");
-    started_here = true;
     // An error of MPI_Testall belongs to one of these, by the implementation.
     for (const MPI_Comm comm : {MPI_COMM_WORLD, MPI_COMM_SELF}) {
       check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN),
@@ -61,7 +64,7 @@ World start() {
   int size = 1;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
   check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
-  World world{.rank = rank, .size = size};
+  World world{.rank = rank, .size = size, .started_here = there == 0};
   int* bound = nullptr;
   int is_set = 0;
   check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB,
@@ -72,6 +75,7 @@ World start() {
 }
 
 void nudge() {
+  if (has_ended()) return;
   int flag = 0;
   check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag,
                    MPI_STATUS_IGNORE),
@@ -79,9 +83,7 @@ void nudge() {
 }
 
 void stop() {
-  int ended = 0;
-  MPI_Finalized(&ended);
-  if (!started_here || ended) return;
+  if (has_ended()) return;
   const int code = MPI_Finalize();
   if (code != MPI_SUCCESS) {
     log::warning("MPI was not ended: MPI_Finalize gave ", code);

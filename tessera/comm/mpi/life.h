@@ -17,14 +17,15 @@ struct World {
   int64_t rank = 0;
   int64_t size = 1;
   int64_t largest_tag = 32767;  // every MPI has tags up to this one
+  bool started_here = false;    // not by the program, who else ends it
 };
 
 // Starts MPI, unless the program has done so: then at a level of threads that
 // lets the progress thread make calls.
 World start();
-// Lets MPI go on with what it has under way.
+// Lets MPI go on with what it has under way, unless it has ended.
 void nudge();
-// Ends MPI, where start() began it. REQUIRES: every group is closed.
+// Ends MPI, if nobody has. REQUIRES: started here; every group is closed.
 void stop();
 
 }  // namespace tessera::comm::mpi

@@ -1,9 +1,8 @@
 #include "tessera/comm/mpi/mpi_backend.h"
 
-#include <ATen/ops/cat.h>
-
 #include <span>
 
+#include "tessera/comm/base/c10d_forms.h"
 #include "tessera/comm/base/c10d_reduce_op.h"
 #include "tessera/comm/base/reduce.h"
 #include "tessera/comm/base/split_bytes.h"
@@ -15,9 +14,6 @@
 namespace tessera::comm::mpi {
 namespace {
 
-using Tensors = std::vector<at::Tensor>;
-using Pending = c10::intrusive_ptr<c10d::Work>;
-
 char* begin_of(const at::Tensor& tensor) {
   return static_cast<char*>(tensor.data_ptr());
 }
@@ -27,27 +23,23 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
          begin_of(b) < begin_of(a) + a.nbytes();
 }
 
-Piece piece_of(const at::Tensor& tensor, int64_t peer) {
+void check_dense(const at::Tensor& tensor) {
   TS_CHECK(tensor.is_contiguous() && tensor.is_cpu(), "mpi carries contiguous ",
            "CPU tensors, not ", tensor.sizes(), " with strides ",
            tensor.strides(), " on ", tensor.device(), ".");
+}
+
+Piece piece_of(const at::Tensor& tensor, int64_t peer) {
+  check_dense(tensor);
   return {.data = begin_of(tensor),
           .bytes = static_cast<int64_t>(tensor.nbytes()),
           .peer = peer};
 }
 
-// One tensor for each rank.
-std::vector<Piece> pieces_of(const Tensors& tensors) {
-  std::vector<Piece> pieces;
-  for (const at::Tensor& tensor : tensors) {
-    pieces.push_back(piece_of(tensor, static_cast<int64_t>(pieces.size())));
-  }
-  return pieces;
-}
-
 // Rows of one tensor for each rank.
 std::vector<Piece> pieces_of(const at::Tensor& tensor,
                              std::vector<int64_t> splits, int64_t ranks) {
+  check_dense(tensor);
   if (splits.empty()) splits.assign(ranks, tensor.size(0) / ranks);
   std::vector<Piece> pieces;
   char* data = begin_of(tensor);
@@ -58,12 +50,12 @@ std::vector<Piece> pieces_of(const at::Tensor& tensor,
   return pieces;
 }
 
-class MpiBackend : public c10d::Backend {
+class MpiBackend : public C10dForms {
  public:
   MpiBackend(const Place& place, std::shared_ptr<Channel> channel,
              int64_t largest_tag)
-      : Backend(static_cast<int>(place.rank),
-                static_cast<int>(place.ranks.size())),
+      : C10dForms(static_cast<int>(place.rank),
+                  static_cast<int>(place.ranks.size())),
         channel_(std::move(channel)),
         largest_tag_(largest_tag) {}
   ~MpiBackend() override { channel_->close(); }
@@ -72,16 +64,20 @@ class MpiBackend : public c10d::Backend {
 
   Pending allreduce(Tensors& tensors,
                     const c10d::AllreduceOptions& options) override {
+    const at::Tensor tensor = tensors.at(0);
     const ReduceOp op =
-        reduce_op_of(options.reduceOp, tensors.at(0).scalar_type(), "mpi");
-    return all_reduce(tensors, op, /*root=*/-1);
-  }
-
-  Pending reduce(Tensors& tensors,
-                 const c10d::ReduceOptions& options) override {
-    const ReduceOp op =
-        reduce_op_of(options.reduceOp, tensors.at(0).scalar_type(), "mpi");
-    return all_reduce(tensors, op, options.rootRank);
+        reduce_op_of(options.reduceOp, tensor.scalar_type(), "mpi");
+    check_dense(tensor);
+    const Reducible r(tensor);
+    Job job = job_of(c10d::OpType::ALLREDUCE, tensors, tensor);
+    job.post = [r, op, n = tensor.numel()](Comm& comm, Requests& requests) {
+      r.read();
+      comm.all_reduce(r.data(), n, r.dtype(), op, requests);
+    };
+    job.finish = [r, op, ranks = size_](const Requests&) {
+      r.write(op, ranks);
+    };
+    return submit(std::move(job));
   }
 
   Pending _reduce_scatter_base(
@@ -89,6 +85,8 @@ class MpiBackend : public c10d::Backend {
       const c10d::ReduceScatterOptions& options) override {
     const ReduceOp op =
         reduce_op_of(options.reduceOp, input.scalar_type(), "mpi");
+    check_dense(input);
+    check_dense(output);
     const Reducible from(input);
     const Reducible to(output, /*apart=*/overlap(output, input));
     Job job = job_of(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, input);
@@ -105,6 +103,7 @@ class MpiBackend : public c10d::Backend {
 
   Pending _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions&) override {
+    check_dense(output);
     const Piece in = piece_of(input, 0);
     const bool in_place = in.data == begin_of(output) + rank_ * in.bytes;
     const at::Tensor from =
@@ -132,54 +131,15 @@ class MpiBackend : public c10d::Backend {
                         std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions&) override {
-    return exchange(c10d::OpType::ALLTOALL_BASE, {output, input},
-                    pieces_of(input, input_splits, size_),
-                    pieces_of(output, output_splits, size_));
-  }
-
-  // The lists of c10d: one tensor for each rank.
-  Pending alltoall(Tensors& outputs, Tensors& inputs,
-                   const c10d::AllToAllOptions&) override {
-    Tensors all = outputs;
-    all.insert(all.end(), inputs.begin(), inputs.end());
-    return exchange(c10d::OpType::ALLTOALL, std::move(all), pieces_of(inputs),
-                    pieces_of(outputs));
-  }
-
-  Pending allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                    const c10d::AllgatherOptions&) override {
-    Tensors all = outputs.at(0);
-    all.push_back(inputs.at(0));
-    return exchange(c10d::OpType::ALLGATHER, std::move(all), to_all(inputs[0]),
-                    pieces_of(outputs[0]));
-  }
-
-  Pending gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                 const c10d::GatherOptions& options) override {
-    Tensors all = rank_ == options.rootRank ? outputs.at(0) : Tensors();
-    const std::vector<Piece> receives = pieces_of(all);
-    all.push_back(inputs.at(0));
-    return exchange(c10d::OpType::GATHER, std::move(all),
-                    {piece_of(inputs[0], options.rootRank)}, receives);
-  }
-
-  Pending scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                  const c10d::ScatterOptions& options) override {
-    Tensors all = rank_ == options.rootRank ? inputs.at(0) : Tensors();
-    const std::vector<Piece> sends = pieces_of(all);
-    all.push_back(outputs.at(0));
-    return exchange(c10d::OpType::SCATTER, std::move(all), sends,
-                    {piece_of(outputs[0], options.rootRank)});
-  }
-
-  Pending reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                         const c10d::ReduceScatterOptions& options) override {
-    Tensors flat;
-    for (const at::Tensor& input : inputs.at(0)) {
-      flat.push_back(input.detach().reshape(-1));
-    }
-    at::Tensor whole = at::cat(flat);
-    return _reduce_scatter_base(outputs.at(0), whole, options);
+    std::vector<Piece> sends = pieces_of(input, input_splits, size_);
+    std::vector<Piece> receives = pieces_of(output, output_splits, size_);
+    Job job = job_of(c10d::OpType::ALLTOALL_BASE, {output, input}, input);
+    // MPI_Ialltoallv has ints for places too: bytes go from rank to rank.
+    job.post = [sends = std::move(sends), receives = std::move(receives)](
+                   Comm& comm, Requests& requests) {
+      comm.exchange(sends, receives, requests);
+    };
+    return submit(std::move(job));
   }
 
   Pending barrier(const c10d::BarrierOptions&) override {
@@ -226,41 +186,6 @@ class MpiBackend : public c10d::Backend {
     Pending work = job.work;
     channel_->submit(std::move(job));
     return work;
-  }
-
-  // To all ranks, or to `root` alone: there the tensors of the others stay.
-  Pending all_reduce(Tensors& tensors, ReduceOp op, int64_t root) {
-    const bool to_all = root < 0;
-    const bool is_result = to_all || root == rank_;
-    const Reducible r(tensors[0], /*apart=*/false);
-    Job job = job_of(to_all ? c10d::OpType::ALLREDUCE : c10d::OpType::REDUCE,
-                     tensors, tensors[0]);
-    job.post = [r, op, root, to_all, n = tensors[0].numel()](
-                   Comm& comm, Requests& requests) {
-      r.read();
-      to_all ? comm.all_reduce(r.data(), n, r.dtype(), op, requests)
-             : comm.reduce(r.data(), n, r.dtype(), op, root, requests);
-    };
-    job.finish = [r, op, is_result, ranks = size_](const Requests&) {
-      if (is_result) r.write(op, ranks);
-    };
-    return submit(std::move(job));
-  }
-
-  std::vector<Piece> to_all(const at::Tensor& tensor) const {
-    return pieces_of(Tensors(size_, tensor));
-  }
-
-  // MPI_Ialltoallv has ints for places too: bytes go from rank to rank instead.
-  Pending exchange(c10d::OpType type, Tensors tensors, std::vector<Piece> sends,
-                   std::vector<Piece> receives) {
-    Job job = job_of(type, std::move(tensors), {});
-    for (const Piece& piece : sends) job.bytes += piece.bytes;
-    job.post = [sends = std::move(sends), receives = std::move(receives)](
-                   Comm& comm, Requests& requests) {
-      comm.exchange(sends, receives, requests);
-    };
-    return submit(std::move(job));
   }
 
   Pending receive(c10d::OpType type, Tensors& tensors, int64_t peer, int tag) {

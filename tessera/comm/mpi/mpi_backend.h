@@ -4,6 +4,7 @@
 // communicator of its own. Open MPI 4 and 5, MPICH, and what is like them.
 // Order:  MPI chooses the order of a sum by size and ranks. fp16 and bf16 are
 //         summed in fp32 and rounded once.
+// Forms:  those of c10d that are lists, or go to one rank: C10dForms.
 // Ranks:  those of MPI_COMM_WORLD: another numbering is refused.
 // Start:  MPI is started with the first group and ended with the process, where
 //         no rank failed; a program that starts MPI itself also ends it, and

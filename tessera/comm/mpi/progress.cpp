@@ -69,7 +69,6 @@ void Channel::close() {
   };
   while (!is_idle()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   progress.call([&] {
-    if (failure_) return;
     comm_.reset();
     --progress.open_channels_;
   });
@@ -249,11 +248,18 @@ void Progress::pause(Clock::time_point moved) const {
   }
 }
 
+// A program that started MPI may end it, or call it itself, when its channels
+// are closed.
+bool Progress::may_nudge() const {
+  return busy_.empty() && world_ &&
+         (world_->started_here || open_channels_ > 0);
+}
+
 std::chrono::milliseconds Progress::sleep_after(Clock::time_point moved) const {
   // After an operation the next one is often near: no sleep at once.
   const auto idle = Clock::now() - moved;
   if (!busy_.empty() || idle < kNap) return std::chrono::milliseconds(0);
-  return world_ && idle < kNudged ? kBetweenNudges : std::chrono::hours(1);
+  return may_nudge() && idle < kNudged ? kBetweenNudges : std::chrono::hours(1);
 }
 
 void Progress::loop() {
@@ -263,10 +269,10 @@ void Progress::loop() {
     if (advance_channels() || !tasks.empty()) moved = Clock::now();
     for (auto& task : tasks) task();
     tasks.clear();
-    if (busy_.empty() && world_) nudge();
+    if (may_nudge()) nudge();
     pause(moved);
   }
-  if (!world_) return;
+  if (!world_ || !world_->started_here) return;
   if (!failed_) return stop();
   log::warning(
       "MPI was not ended, behind a failure of its collectives: "

@@ -8,9 +8,11 @@
 // Errors:  an operation that fails or is not done within the time-out fails all
 //          that its channel has and will have (c10::DistBackendError). What MPI
 //          may still write to stays alive until the process ends.
-// End:     MPI is ended with the process, when its last channel is closed and
-//          none failed. Else the process leaves without a word to MPI, and
-//          mpirun ends the others; its exit code is this process's own.
+// End:     MPI that was started here is ended with the process, when its last
+//          channel is closed and none failed. Else the process leaves without a
+//          word to MPI, and mpirun ends the others; its exit code is this
+//          process's own. A program that started MPI has it for itself once its
+//          channels are closed.
 // Threads: submit(), fail() and close() from any; the rest on the thread.
 #pragma once
 
@@ -110,6 +112,7 @@ class Progress {
   bool take_tasks(std::vector<std::function<void()>>& tasks,
                   std::chrono::milliseconds sleep);
   bool advance_channels();
+  bool may_nudge() const;
   void pause(std::chrono::steady_clock::time_point moved) const;
   std::chrono::milliseconds sleep_after(
       std::chrono::steady_clock::time_point moved) const;

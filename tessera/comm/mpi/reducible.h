@@ -1,8 +1,8 @@
-// A tensor as MPI reduces it: half precision as fp32, the mean as a sum that is
-// divided. MPI knows neither.
+// A tensor as MPI reduces it, which knows neither half precision nor the mean:
+// as partial sums (base/partial_sums.h). REQUIRES: it is contiguous.
 //
 // Threads: read() and write() on the progress thread; no kernel of LibTorch
-//          runs there, and so no team of threads beside the rank's own.
+//          runs in them, and so no team of threads beside the rank's own.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -196,7 +196,8 @@ std::exception_ptr Lane::look(std::chrono::milliseconds timeout) {
       return error;
     }
     const std::lock_guard lock(mutex_);
-    pending_.pop_front();
+    // The lane may have been given up meanwhile.
+    if (!pending_.empty() && pending_.front() == work) pending_.pop_front();
     changed_.notify_all();
   }
   return nullptr;

@@ -153,6 +153,31 @@ TEST(Lane, OneThatIsTooLateEndsAllLanesOfTheRank) {
   EXPECT_EQ(other->aborted, 1);
 }
 
+// Whoever hears of a lost rank gives all lanes up, whatever the watch looks at.
+TEST(Lane, IsGivenUpWhileTheWatchLooksAtItsFirstCall) {
+  struct LostMeanwhile final : OnDevice {
+    Watch& watch;
+    explicit LostMeanwhile(Watch& of) : watch(of) {}
+    bool has_begun() override { return true; }
+    bool has_ended() override {
+      watch.fail("rank 1 is lost");
+      return true;
+    }
+    void order_stream() override {}
+    double seconds() override { return 1; }
+  };
+  OneLane one;
+  one.library->opens.set_value();
+  const auto task = std::make_shared<LostMeanwhile>(one.watch);
+  const auto work = work_of();
+  one.lane->submit(work, [&] { return task; });
+  work->getFuture()->wait();
+  EXPECT_THAT(failure_of(*work), HasSubstr("rank 1 is lost"));
+  one.lane->close(std::chrono::minutes(1));
+  EXPECT_THAT(failure_of(*one.call(std::make_shared<Task>())),
+              HasSubstr("rank 1 is lost"));
+}
+
 TEST(Lane, WhoWaitsWhileItsFutureFailsHearsOfIt) {
   const auto work = work_of();
   work->put(std::make_shared<Task>());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tessera/comm/base/keep_for_ever.h"
 #include "tessera/comm/base/timed_out.h"
 #include "tessera/core/error.h"
 
@@ -355,7 +356,7 @@ void Mailbox::fail(const std::exception_ptr& error) {
   for (Peer& peer : peers_) {
     for (Transfer& send : peer.sends) on_done_(std::move(send), failure_);
     for (auto& [id, send] : peer.lent) {
-      lent_for_good_.push_back(send.tensor);
+      keep_for_ever(new at::Tensor(send.tensor));  // its peer may copy it still
       on_done_(std::move(send), failure_);
     }
     for (Transfer& receive : peer.receives) {

@@ -153,8 +153,6 @@ class Mailbox {
   Waited waited_for_any_;
   static constexpr int64_t kNever = std::chrono::nanoseconds::max().count();
   std::atomic<int64_t> aside_at_ns_ = kNever;  // the first Arrival::aside_at
-  // When it failed, peers may have been copying them.
-  std::vector<at::Tensor> lent_for_good_;
   std::exception_ptr failure_;
 };
 

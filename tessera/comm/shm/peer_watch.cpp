@@ -18,6 +18,10 @@
 namespace tessera::comm::shm {
 namespace {
 
+bool is_short_of_descriptors(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOMEM;
+}
+
 void check_descriptor(const Fd& fd) {
   TS_CHECK(fd.open(), "shm: cannot watch for the end of other ranks: ",
            std::strerror(errno),
@@ -40,10 +44,10 @@ class PeerWatch {
   int64_t add(pid_t pid, std::function<void()> on_end) {
     Fd pidfd(
         static_cast<int>(syscall(SYS_pidfd_open, static_cast<int>(pid), 0)));
-    if (!pidfd.open() && errno == ESRCH) {
-      on_end();
-    } else if (pidfd.open() || errno != ENOSYS) {  // a kernel before 5.3
-      check_descriptor(pidfd);
+    if (!pidfd.open()) {
+      // Refused for other reasons (a kernel before 5.3, a sandbox) it goes on.
+      if (is_short_of_descriptors(errno)) check_descriptor(pidfd);
+      if (errno == ESRCH) on_end();
     }
     std::lock_guard lock(mutex_);
     const int64_t key = next_key_++;

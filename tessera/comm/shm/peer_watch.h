@@ -2,8 +2,10 @@
 // their pidfds (kill(pid, 0) would not do: a process that its launcher has not
 // reaped still exists).
 //
-// Threads: any. Errors: none; where the kernel has no pidfds nobody is watched,
-//          and a death is found by the time-out.
+// Threads: any.
+// Errors:  TS_CHECK where no descriptor is left. Where the system gives no
+//          pidfds (an old kernel, a sandbox) nobody is watched, and a death is
+//          found by the time-out.
 #pragma once
 
 #include <sys/types.h>

@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <sstream>
@@ -123,6 +124,7 @@ Call PackedCall::load() const {
 
 Segment::Segment(Rendezvous rendezvous, Place place)
     : place_(std::move(place)) {
+  const auto end = std::chrono::steady_clock::now() + place_.timeout;
   if (place_.rank == 0) {
     create(rendezvous);
   } else {
@@ -133,14 +135,12 @@ Segment::Segment(Rendezvous rendezvous, Place place)
   own_lane().since_ns = monotonic_ns();
   own_lane().state = static_cast<uint32_t>(State::kPresent);
   own_lane().own_address = reinterpret_cast<char*>(&own_lane());
-  ring(header_of(*mapping_).attached);
-  wait_for_all(rendezvous, 1);
+  meet(rendezvous, end);
   file_.reset();
   count_cores();
   watch_peers();
   try_reading_peers();
-  ring(header_of(*mapping_).attached);
-  wait_for_all(rendezvous, 2);
+  meet(rendezvous, end);
   can_read_peers_ = true;
   for (int64_t r = 0; r < place_.size(); ++r) {
     can_read_peers_ = can_read_peers_ && lane(r).reads_peers;
@@ -203,30 +203,34 @@ void Segment::lay_out() {
   stages_ = mapping_->base() + offsets.stages;
 }
 
-void Segment::wait_for_all(Rendezvous& rendezvous, uint32_t times) {
+void Segment::meet(Rendezvous& rendezvous,
+                   std::chrono::steady_clock::time_point end) {
+  const uint32_t step = ++own_lane().steps;
   Word& attached = header_of(*mapping_).attached;
-  const auto end = std::chrono::steady_clock::now() + place_.timeout;
-  const auto count = times * static_cast<uint32_t>(place_.size());
+  ring(attached);
+  const auto count = step * static_cast<uint32_t>(place_.size());
   const auto ready = [&] { return attached.value.load() >= count; };
   Waiter(/*may_spin=*/false).wait(attached, ready, [&] {
-    rendezvous.check_no_failure();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        end - std::chrono::steady_clock::now());
+    rendezvous.check_no_failure(std::max(left, std::chrono::milliseconds(1)));
     for (int64_t r = 0; ended_ && r < place_.size(); ++r) {
       const auto loss = loss_of(r);
       TS_CHECK_REACH(!loss, "group '", place_.group, "': ", *loss, ".");
     }
     TS_CHECK_REACH(std::chrono::steady_clock::now() < end, "group '",
-                   place_.group, "': no sign of rank(s) ", absent_ranks(),
+                   place_.group, "': no sign of rank(s) ", ranks_before(step),
                    " within ", place_.timeout.count(), " ms.");
   });
 }
 
-std::string Segment::absent_ranks() const {
-  std::string absent;
+std::string Segment::ranks_before(uint32_t step) const {
+  std::string ranks;
   for (int64_t r = 0; r < place_.size(); ++r) {
-    if (lane(r).state != static_cast<uint32_t>(State::kAbsent)) continue;
-    absent += c10::str(absent.empty() ? "" : ", ", place_.ranks[r]);
+    if (lane(r).steps >= step) continue;
+    ranks += c10::str(ranks.empty() ? "" : ", ", place_.ranks[r]);
   }
-  return absent;
+  return ranks;
 }
 
 void Segment::watch_peers() {
@@ -326,10 +330,15 @@ std::optional<std::string> Segment::last_call_of(int64_t rank) const {
   const Lane& lane = this->lane(rank);
   if (lane.begun == 0) return std::nullopt;
   const double ago = 1e-9 * static_cast<double>(monotonic_ns() - lane.since_ns);
+  const uint64_t begun = lane.begun;
   const Call call = lane.calls[lane.arrival.value % 2].load();
-  return lane.begun == lane.finished
-             ? c10::str("last did ", call.describe(), ", ", ago, " s ago")
-             : c10::str("is in ", call.describe(), ", for ", ago, " s");
+  // What it is, a rank tells at its first meeting in it.
+  const std::string what = call.sequence == begun
+                               ? call.describe()
+                               : c10::str("collective #", begun);
+  return begun == lane.finished
+             ? c10::str("last did ", what, ", ", ago, " s ago")
+             : c10::str("is in ", what, ", for ", ago, " s");
 }
 
 }  // namespace tessera::comm::shm

@@ -10,7 +10,8 @@
 // Threads: what a lane holds is written by its rank alone, but for `bell` and
 //          the `sleepers` of its words.
 // Errors:  the constructor throws TS_CHECK_REACH, naming the ranks that did not
-//          attach in time, and TS_CHECK where the system has no memory for it.
+//          attach within the time-out (one for all of it), and TS_CHECK where
+//          the system has no memory for it.
 #pragma once
 
 #include <time.h>
@@ -91,6 +92,7 @@ struct alignas(64) Lane {
   // Written while attaching: own address of the lane; what trying it showed.
   std::atomic<char*> own_address;
   std::atomic<bool> reads_peers;
+  std::atomic<uint32_t> steps;     // of attaching that it has done
   cpu_set_t cores;                 // that it may run on
   std::atomic<uint64_t> begun;     // sequence number of the last collective
   std::atomic<uint64_t> finished;  // and of the last that it left
@@ -138,16 +140,17 @@ class Segment {
   // Why `rank` will not come any more ("rank 2 (pid 71) has died").
   std::optional<std::string> loss_of(int64_t rank) const;
   // Of collectives of this group: "last did barrier #15, 3.2 s ago"; "is in
-  // barrier #15, for 3.2 s"; none: it has called none.
+  // barrier #15, for 3.2 s", or "in collective #15" where it has come to no
+  // meeting of it; none: it has called none.
   std::optional<std::string> last_call_of(int64_t rank) const;
 
  private:
   void create(Rendezvous& rendezvous);
   void attach(Rendezvous& rendezvous);
   void lay_out();
-  // Until `times` arrivals of every rank.
-  void wait_for_all(Rendezvous& rendezvous, uint32_t times);
-  std::string absent_ranks() const;
+  // This rank has done one more step of attaching: until all have, or `end`.
+  void meet(Rendezvous& rendezvous, std::chrono::steady_clock::time_point end);
+  std::string ranks_before(uint32_t step) const;
   void wake_all_ranks();
   void watch_peers();
   void try_reading_peers();

@@ -34,11 +34,11 @@ ShmBackend::Pending ShmBackend::run(c10d::OpType type, bool async,
                                     Tensors tensors, Body body) {
   auto work = c10::make_intrusive<PendingWork>(rank_, type, std::move(tensors),
                                                worker_);
+  auto bound = [this, body = std::move(body)] { body(*collectives_); };
   if (async) {
-    worker_->submit(work,
-                    [this, body = std::move(body)] { body(*collectives_); });
+    worker_->submit(work, std::move(bound));
   } else {
-    worker_->run(work, [&] { body(*collectives_); });
+    worker_->run(work, bound);
   }
   return work;
 }

@@ -7,7 +7,8 @@
 // Order:  sums are taken in rank order: the same bits on every rank.
 // Errors: a dead or absent peer and time-outs (c10::DistBackendError), ranks
 //         that disagree about what they do (TS_CHECK) fail the Work, and with
-//         it all later calls, here and on every peer.
+//         it all later calls, here and on every peer. Ranks that are threads
+//         may still write to the tensors of a call that failed: they stay.
 #pragma once
 
 #include <functional>

@@ -1,0 +1,56 @@
+// Completes Gloo's sends and receives, which end for whoever waits alone.
+//
+// Who waits for a message does so on its own thread. Those that nobody waits
+// for soon are awaited by a thread of the group, one after the other in the
+// order of the calls: it starts with the first message.
+// Threads: any. Whoever waits for a work keeps its queue, also after close().
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "tessera/comm/base/worker.h"
+
+namespace tessera::comm::gloo {
+
+class MessageQueue : public Driver {
+ public:
+  MessageQueue() = default;
+  // REQUIRES: closed.
+  ~MessageQueue() override = default;
+  MessageQueue(const MessageQueue&) = delete;
+  MessageQueue& operator=(const MessageQueue&) = delete;
+
+  // `work` ends as `message`, which nobody else waits for.
+  void submit(c10::intrusive_ptr<c10d::Work> message,
+              c10::intrusive_ptr<PendingWork> work);
+  void run_until_done(PendingWork& work) override;
+  // Waits for what was submitted: for the time-out, where a peer is silent.
+  void close();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Message {
+    c10::intrusive_ptr<c10d::Work> message;
+    c10::intrusive_ptr<PendingWork> work;
+    Clock::time_point since;
+  };
+  void loop();
+  // Unlocks meanwhile.
+  void await(std::unique_lock<std::mutex>& lock,
+             std::deque<Message>::iterator waiting);
+
+  std::mutex mutex_;
+  std::condition_variable called_;  // for the thread
+  std::condition_variable ended_;   // some message
+  std::deque<Message> waiting_;     // that nobody awaits yet
+  int num_awaited_ = 0;
+  bool asleep_ = false;
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tessera::comm::gloo
