@@ -80,7 +80,12 @@ optim::LossScaleRule loss_scale_rule(parallel::PrecisionConfig precision) {
           .floor = precision.min_loss_scale,
           .growth_interval = precision.scale_growth_interval,
           .hysteresis = precision.scale_hysteresis,
-          .consecutive_hysteresis = precision.consecutive_hysteresis};
+          .consecutive_hysteresis = precision.consecutive_hysteresis,
+          .words = {.who = "train",
+                    .floor = "precision.min_loss_scale",
+                    .way_out = "A smaller optimizer.lr, a longer "
+                               "schedule.warmup, or precision.compute bf16 or "
+                               "fp32 may help; the last checkpoint is whole."}};
 }
 
 RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,

@@ -234,6 +234,27 @@ TEST(Initialize, SkipsWhatOverflowsInFp16) {
       at::kFloat);
 }
 
+TEST(Initialize, NamesItsOwnKeyAtTheFloorOfTheScale) {
+  const std::string floor = R"(, "fp16": {"enabled": true, "hysteresis": 1,
+    "initial_scale_power": 0, "min_loss_scale": 1})";
+  on_ranks(
+      1,
+      [&](auto& ranks, auto net) {
+        auto engine = initialize(net, json_of(2, 1, floor), ranks);
+        engine.backward(
+            loss_of(engine.forward(batch_of(0).to(at::kFloat) / 0)));
+        try {
+          engine.step();
+          FAIL() << "it went on";
+        } catch (const Error& error) {
+          EXPECT_THAT(message_of(error),
+                      AllOf(HasSubstr("initialize: a gradient is not finite"),
+                            HasSubstr("fp16.min_loss_scale")));
+        }
+      },
+      at::kFloat);
+}
+
 // A scale that is fixed cannot mend what is lost.
 TEST(Initialize, EndsWhereUpdateAfterUpdateChangesNothing) {
   const std::string fixed = R"(, "fp16": {"enabled": true, "loss_scale": 128})";

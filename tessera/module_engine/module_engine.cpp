@@ -66,6 +66,18 @@ FullyShardOptions options_of(torch::nn::Module& module,
   return found;
 }
 
+optim::LossScaleRule loss_scale_rule(const detail::ModuleSettings& settings) {
+  optim::LossScaleRule rule =
+      engine::loss_scale_rule(settings.config.precision);
+  rule.words = {.who = "initialize",
+                .floor = "fp16.min_loss_scale",
+                .way_out =
+                    "A smaller lr of the optimizer, a longer warm-up of "
+                    "the scheduler, or bf16 in the place of fp16 may "
+                    "help."};
+  return rule;
+}
+
 // Ranks of this host before this one.
 int64_t local_rank_of(comm::Communicator& ranks) {
   at::Tensor mine =
@@ -92,7 +104,7 @@ struct ModuleEngine::Impl {
         core(of, settings.mesh, ranks, sharding),
         parts({{&of, core.shards()}}, ranks.world()),
         shards(parts.shards()),
-        loss_scale(engine::loss_scale_rule(settings.config.precision)),
+        loss_scale(loss_scale_rule(settings)),
         updates(shards, settings, options.hidden_matrices, embeddings, ranks) {
     if (ranks.rank() > 0) return;
     for (const auto& note : settings.notes) log::info(note);

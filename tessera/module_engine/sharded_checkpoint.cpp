@@ -12,6 +12,7 @@
 #include <array>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <set>
 #include <type_traits>
 #include <utility>
@@ -201,14 +202,15 @@ struct ShardedCheckpoint::Impl {
 
   using States = std::decay_t<decltype(optimizer.state())>;
 
-  // By its group's options, of a parameter of that shard.
-  Keys keys_of(const ParameterShard& shard) const {
+  // By its group's options, of a parameter of that shard; none: it is in no
+  // group.
+  std::optional<Keys> keys_of(const ParameterShard& shard) const {
     for (auto& group : optimizer.param_groups()) {
       for (const auto& each : group.params()) {
         if (each.is_same(shard.parameter)) return kind.keys(group.options());
       }
     }
-    return {};
+    return std::nullopt;
   }
   checkpoint::State parameters() const { return {parts.entries(), ""}; }
   void require_shards() const;
@@ -295,12 +297,18 @@ ShardedCheckpoint::Impl::States ShardedCheckpoint::Impl::make_states(
     detail::reading(where, [&] {
       if (kept.steps) *kept.steps = found->at("steps").get<int64_t>();
       const auto keys = found->at("tensors").get<Keys>();
-      const Keys wanted = keys_of(shard);
+      const std::optional<Keys> wanted = keys_of(shard);
+      TS_CHECK_CONFIG(wanted.has_value(), where,
+                      ": the optimizer kept states of '", shard.name,
+                      "', which is in no group of the optimizer now. Make it "
+                      "of all parameters that it was saved with; what is not "
+                      "to be trained any more is frozen by "
+                      "requires_grad_(false).");
       TS_CHECK_CONFIG(
-          keys == wanted, where, ": of '", shard.name, "' the optimizer kept ",
+          keys == *wanted, where, ": of '", shard.name, "' the optimizer kept ",
           c10::Join(", ", keys),
           "; with its options now torch::optim::", kind.name, " keeps ",
-          c10::Join(", ", wanted),
+          c10::Join(", ", *wanted),
           ". Give it the options that it was saved with (amsgrad, momentum, "
           "centered).");
       for (const auto& [key, tensor] : kept.tensors) {
@@ -380,11 +388,11 @@ std::optional<ShardedCheckpoint::Loaded> ShardedCheckpoint::load() {
     states = self.make_states(said["states"], where, state);
   };
   checkpoint::State state;
-  const auto found =
+  const auto step =
       detail::load_from(self.folder, state, self.ranks.world(), {.told = told});
-  if (!found) return std::nullopt;
+  if (!step) return std::nullopt;
   self.optimizer.state() = std::move(states);
-  return Loaded{found->step, client_state};
+  return Loaded{*step, client_state};
 }
 
 }  // namespace tessera

@@ -200,6 +200,20 @@ TEST(ShardedCheckpoint, RefusesOtherOptionsThatKeepOtherStates) {
   }
 }
 
+// As where the head alone is trained now.
+TEST(ShardedCheckpoint, RefusesAnOptimizerOfFewerParameters) {
+  const TemporaryFolder folder;
+  train({2, 3, 0, 2}, kinds()[1], folder.path());
+  Kind of_one = kinds()[1];
+  of_one.make = [make = of_one.make](std::vector<at::Tensor> parameters) {
+    parameters.resize(1);
+    return make(std::move(parameters));
+  };
+  EXPECT_THAT(refused(of_one, folder.path()),
+              AllOf(HasSubstr("step-2"), HasSubstr("in no group"),
+                    HasSubstr("requires_grad_(false)")));
+}
+
 TEST(ShardedCheckpoint, AFolderThatCannotBeWrittenIsRefusedAtOnce) {
   const TemporaryFolder folder;
   const std::string file = folder.file("a file");

@@ -29,14 +29,12 @@ void LossScale::shrink() {
     --state_.hysteresis_left;
     return;
   }
-  TS_CHECK(state_.scale > rule_.floor,
-           "train: a gradient is not finite, and the loss scale, ",
-           state_.scale,
-           ", is at its floor, precision.min_loss_scale: to halve it further "
-           "would not help. The weights were not changed by this step. A "
-           "smaller optimizer.lr, a longer schedule.warmup, or "
-           "precision.compute bf16 or fp32 may help; the last checkpoint is "
-           "whole.");
+  TS_CHECK(state_.scale > rule_.floor, rule_.words.who,
+           ": a gradient is not finite, and the loss scale, ", state_.scale,
+           ", is at its floor, ", rule_.words.floor,
+           ": to halve it further would not help. The weights were not changed "
+           "by this step. ",
+           rule_.words.way_out);
   state_.scale = std::max(state_.scale / kGrowth, rule_.floor);
 }
 

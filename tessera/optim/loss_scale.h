@@ -14,7 +14,8 @@
 //          that is not.
 // Ranks:   all have the same scale as long as all hear the same: that a norm
 //          over all of them is not finite.
-// Errors:  TS_CHECK where a gradient is not finite at the floor.
+// Errors:  TS_CHECK where a gradient is not finite at the floor, in the
+//          caller's words.
 // Source:  Micikevicius et al. 2018, arXiv 1710.03740, section 3.2; torch
 //          2.13's aten/src/ATen/native/cuda/AmpKernels.cu; DeepSpeed's
 //          deepspeed/runtime/fp16/loss_scaler.py, since June 2025.
@@ -25,6 +26,15 @@
 
 namespace tessera::optim {
 
+// Who says, and in which words, that a gradient is not finite at the floor.
+struct FloorWords {
+  const char* who = "loss scale";
+  const char* floor = "LossScaleRule::floor";
+  const char* way_out =
+      "A lower learning rate, a longer warm-up, or bf16 or fp32 in the place "
+      "of fp16 may help.";
+};
+
 struct LossScaleRule {
   double fixed = 1;  // 0: found while training, by what follows
   double initial = 65536;
@@ -32,6 +42,7 @@ struct LossScaleRule {
   int64_t growth_interval = 2000;
   int64_t hysteresis = 1;
   bool consecutive_hysteresis = false;
+  FloorWords words = {};
 };
 
 // All that a resumed run needs.

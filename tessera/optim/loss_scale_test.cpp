@@ -103,6 +103,27 @@ TEST(LossScale, WithHysteresisItIsThatOfDeepSpeed) {
   }
 }
 
+std::string error_at_the_floor(const FloorWords& words) {
+  LossScale own({.fixed = 0, .initial = 1, .floor = 1, .words = words});
+  try {
+    own.update(false);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(LossScale, SaysWhatItsCallerCallsTheFloor) {
+  EXPECT_NE(error_at_the_floor({}).find("LossScaleRule::floor"),
+            std::string::npos);
+  EXPECT_EQ(error_at_the_floor({}).find("precision."), std::string::npos);
+  const std::string said = error_at_the_floor(
+      {.who = "run", .floor = "its key", .way_out = "Try less."});
+  EXPECT_NE(said.find("run: a gradient is not finite"), std::string::npos);
+  EXPECT_NE(said.find("its floor, its key: "), std::string::npos);
+  EXPECT_NE(said.find("Try less."), std::string::npos);
+}
+
 TEST(LossScale, AtItsFloorItEndsTheRun) {
   LossScale own({.fixed = 0, .initial = 4, .floor = 1});
   DynamicLossScaler theirs{4, 1, 2000, 1, false};
@@ -120,7 +141,7 @@ TEST(LossScale, AtItsFloorItEndsTheRun) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kFailed);
-    EXPECT_NE(std::string(error.what()).find("precision.min_loss_scale"),
+    EXPECT_NE(std::string(error.what()).find("is at its floor"),
               std::string::npos);
   }
 }

@@ -1,6 +1,7 @@
 #include "tessera/wrappers/distributed_data_parallel.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 
 #include <utility>
 #include <vector>
@@ -11,30 +12,19 @@
 #include "tessera/wrappers/sync_batch_norm.h"
 
 namespace tessera::wrappers {
-namespace {
-
-std::vector<NamedParameter> parameters_of(torch::nn::Module& module) {
-  std::vector<NamedParameter> parameters;
-  for (const auto& item : module.named_parameters()) {
-    parameters.push_back({item.key(), item.value()});
-  }
-  return parameters;
-}
-
-}  // namespace
 
 DistributedDataParallelCore::DistributedDataParallelCore(
     torch::nn::Module& module, comm::Group& group,
     const DistributedDataParallelOptions& options)
     : module_(module), group_(group), options_(options) {
-  require_same_parameters(parameters_of(module), group);
+  const auto parameters = parameters_of(module);
+  require_same_parameters(parameters, group);
   require_no_parts(module, group);
   require_whole_gradients(module);
   broadcast_all(module.parameters(), group, /*root=*/0);
   broadcast_all(module.buffers(), group, /*root=*/0);
-  reducer_ =
-      std::make_unique<GradientReducer>(parameters_of(module), group, options);
-  for (const auto& parameter : module.parameters()) {
+  reducer_ = std::make_unique<GradientReducer>(parameters, group, options);
+  for (const auto& [name, parameter] : parameters) {
     trains_.push_back(parameter.requires_grad());
   }
 }
@@ -50,7 +40,20 @@ void DistributedDataParallelCore::before_forward() {
   // Once a step, however many micro-batches.
   const int64_t step = reducer_->num_reductions();
   if (std::exchange(buffers_step_, step) == step) return;
-  broadcast_all(module_.buffers(), group_, /*root=*/0);
+  const auto buffers = module_.buffers();
+  if (buffers.empty()) return;
+  const int64_t root = root_of_buffers();
+  if (root < group_.size()) broadcast_all(buffers, group_, root);
+}
+
+// The first rank that has data, whose buffers are the newest; their number
+// where none has.
+int64_t DistributedDataParallelCore::root_of_buffers() {
+  if (!reducer_->some_have_joined()) return 0;
+  at::Tensor first =
+      at::full({1}, has_joined_ ? group_.size() : group_.rank(), at::kLong);
+  group_.all_reduce(first, comm::ReduceOp::kMin).synchronize();
+  return first.item<int64_t>();
 }
 
 // Of others nobody would reduce the gradients.
@@ -77,6 +80,8 @@ void DistributedDataParallelCore::backward(const at::Tensor& loss) {
 
 void DistributedDataParallelCore::join() {
   require_joinable(module_);
+  has_joined_ = true;
+  const auto ends = c10::make_scope_exit([this] { has_joined_ = false; });
   // The same on all ranks behind a join() before.
   const int64_t reductions = reducer_->num_reductions();
   do {

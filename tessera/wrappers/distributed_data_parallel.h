@@ -14,7 +14,9 @@
 // Comm:    at construction: a comparison of the parameters' names and shapes,
 //          and a broadcast of rank 0's parameters and buffers. forward():
 //          once a step, a broadcast of rank 0's buffers (BatchNorm's
-//          statistics), where there are any. backward(): one all_reduce a
+//          statistics), where there are any; while some rank has joined, of
+//          the first that has not, which an all_reduce of a number finds.
+//          backward(): one all_reduce a
 //          bucket; the gradient is the mean over the ranks that had data.
 //          Behind the first step the buckets' order is broadcast, at the end
 //          of a join() parameters and buffers.
@@ -32,9 +34,13 @@
 //          got other memory, dtype or device (load by wrappers/load.h), or that
 //          has others to train than when it was wrapped, which were not
 //          reduced; join() one with SyncBatchNorm. A module of which ranks of
-//          the group hold other parts: experts, or shares of parallelize().
+//          the group hold other parts: experts, shares of parallelize(), or
+//          shards of fully_shard(). A parameter that gets one more gradient in
+//          a backward, behind the sum of its bucket (recompute() of one part
+//          several times): set overlap to false.
 // Limits:  loss.backward() must reach a parameter, and run no other backward
-//          inside (reentrant checkpoints): model.backward(loss) need not.
+//          inside (reentrant checkpoints): model.backward(loss) need not, whose
+//          loss need not even require a gradient.
 // Threads: as comm::Group: one thread a rank.
 // Source:  Li et al. 2020, arXiv 2006.15704.
 #pragma once
@@ -78,6 +84,7 @@ class DistributedDataParallelCore {
 
  private:
   void require_same_to_train() const;
+  int64_t root_of_buffers();
   void take_newest(int64_t reductions);
 
   torch::nn::Module& module_;
@@ -86,6 +93,7 @@ class DistributedDataParallelCore {
   std::unique_ptr<GradientReducer> reducer_;
   std::vector<bool> trains_;   // by parameter
   int64_t buffers_step_ = -1;  // reductions when buffers were broadcast
+  bool has_joined_ = false;
 };
 
 }  // namespace wrappers

@@ -331,6 +331,95 @@ TEST(DistributedDataParallel, AParameterUnusedOnOneRankHangsNobody) {
   }
 }
 
+int64_t reductions_of(const comm::Group& group) {
+  int64_t calls = 0;
+  for (const auto& verb : group.stats()) {
+    if (verb.verb == "all_reduce") calls += verb.calls;
+  }
+  return calls;
+}
+
+struct RowsImpl : torch::nn::Module {
+  at::Tensor rows;
+  explicit RowsImpl(const at::Tensor& of) {
+    rows = register_parameter("rows", of);
+  }
+};
+TORCH_MODULE(Rows);
+
+struct TiedImpl : torch::nn::Module {
+  Rows first{nullptr}, second{nullptr};
+  TiedImpl() {
+    const auto rows = at::ones({6}, at::kDouble);
+    first = register_module("first", Rows(rows));
+    second = register_module("second", Rows(rows));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return (x * first->rows).sum() + 2 * (x * second->rows).sum();
+  }
+};
+TORCH_MODULE(Tied);
+
+// One tensor under two names is one parameter, and goes over the ranks once.
+TEST(DistributedDataParallel, ReducesATiedParameterOnce) {
+  comm::run_threads(2, "shm", [](comm::Communicator& communicator) {
+    auto& world = communicator.world();
+    Tied net;
+    DistributedDataParallel ddp(net, world, {.bucket_bytes = 1});
+    const auto x = at::full({6}, 1.0 + communicator.rank(), at::kDouble);
+    for (int step = 0; step < 3; ++step) {
+      const int64_t before = reductions_of(world);
+      ddp.backward(ddp.forward(x));
+      EXPECT_EQ(reductions_of(world) - before, 1);
+      EXPECT_TRUE(
+          at::equal(net->first->rows.grad(), at::full({6}, 4.5, at::kDouble)));
+    }
+  });
+}
+
+// Of one shape, so that their gradients would be summed with each other.
+TEST(DistributedDataParallel, RefusesOtherFrozenParametersOnAnotherRank) {
+  const auto messages = refusals_of([](comm::Communicator& communicator) {
+    torch::nn::Sequential net(torch::nn::Linear(3, 3), torch::nn::Linear(3, 3));
+    net->parameters()[2 * communicator.rank()].requires_grad_(false);
+    DistributedDataParallel ddp(net, communicator.world());
+  });
+  for (const auto& message : messages) {
+    EXPECT_THAT(message, ::testing::HasSubstr("frozen (requires_grad)"));
+  }
+}
+
+// On rank 1, as where a batch has nothing to learn from.
+TEST(DistributedDataParallel, ALossThatRequiresNoGradientHangsNobody) {
+  for (const bool allow : {false, true}) {
+    std::vector<at::Tensor> gradients(2);
+    const auto messages = refusals_of([&](comm::Communicator& communicator) {
+      const int64_t rank = communicator.rank();
+      torch::nn::Linear net(6, 3);
+      DistributedDataParallel ddp(net, communicator.world(),
+                                  {.allow_unused = allow});
+      const auto loss = [&] {
+        const auto own = ddp.forward(at::ones({1, 6})).sum();
+        return rank == 0 ? own : at::zeros({});
+      };
+      ddp.backward(loss());
+      ddp.accumulate(loss());
+      ddp.backward(loss());
+      gradients[rank] = net->weight.grad().clone();
+    });
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      if (allow) {
+        EXPECT_EQ(messages[rank], "");
+        EXPECT_TRUE(at::equal(gradients[rank], at::ones({3, 6})));
+      } else {
+        EXPECT_THAT(messages[rank],
+                    ::testing::HasSubstr(rank == 0 ? "missing on other ranks"
+                                                   : "weight, bias"));
+      }
+    }
+  }
+}
+
 // Ranks with 1, 2 and 4 batches: each step is the mean over those that still
 // have data, as one rank would compute it.
 TEST(DistributedDataParallel, RanksWhoseDataEndsEarly) {
@@ -417,17 +506,10 @@ TEST(DistributedDataParallel, ReducesOncePerStepHoweverManyMicrobatches) {
     };
     step(1);
     auto& world = communicator.world();
-    auto reduced = [&] {
-      int64_t calls = 0;
-      for (const auto& verb : world.stats()) {
-        if (verb.verb == "all_reduce") calls += verb.calls;
-      }
-      return calls;
-    };
     for (int micro : {1, 2, 8}) {
-      const int64_t before = reduced();
+      const int64_t before = reductions_of(world);
       step(micro);
-      EXPECT_EQ(reduced() - before, 1);  // in one bucket
+      EXPECT_EQ(reductions_of(world) - before, 1);  // in one bucket
     }
   });
 }

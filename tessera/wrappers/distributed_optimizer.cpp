@@ -5,6 +5,7 @@
 
 #include <numeric>
 #include <sstream>
+#include <unordered_set>
 
 #include "tessera/core/error.h"
 #include "tessera/wrappers/detail/gradient_cycle.h"
@@ -19,12 +20,10 @@ using wrappers::NamedParameter;
 // Those that require a gradient, in the order of the optimizer's groups.
 std::vector<NamedParameter> parameters_of(torch::optim::Optimizer& optimizer) {
   std::vector<NamedParameter> parameters;
-  for (auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (!parameter.requires_grad()) continue;
-      parameters.push_back(
-          {c10::str("parameter ", parameters.size()), parameter});
-    }
+  for (const at::Tensor& parameter : wrappers::distinct_parameters(optimizer)) {
+    if (!parameter.requires_grad()) continue;
+    parameters.push_back(
+        {c10::str("parameter ", parameters.size()), parameter});
   }
   return parameters;
 }
@@ -73,6 +72,7 @@ void check_options(const DistributedOptimizerOptions& options) {
 struct DistributedOptimizer::Impl {
   const DistributedOptimizerOptions options;
   const std::vector<NamedParameter> parameters;
+  std::unordered_set<const c10::TensorImpl*> known;  // these
   std::vector<int64_t> passes;  // by parameter: since the last step
   bool is_synchronized = false;
   wrappers::GradientCycle cycle;
@@ -90,6 +90,7 @@ struct DistributedOptimizer::Impl {
                       " lies on ", parameter.device(),
                       ", and gradients are packed in memory of the CPU. Use "
                       "DistributedDataParallel, which takes any device.");
+      known.insert(parameter.unsafeGetTensorImpl());
       hooks.add(parameter, [this, p] { on_gradient(p); });
     }
   }
@@ -122,6 +123,25 @@ struct DistributedOptimizer::Impl {
     if (!gradient.is_contiguous()) gradient = gradient.contiguous();
   }
 
+  // Of others ranks would go on with gradients of their own.
+  void require_known(torch::optim::Optimizer& optimizer) const {
+    int64_t place = 0;
+    for (auto& group : optimizer.param_groups()) {
+      for (const at::Tensor& parameter : group.params()) {
+        TS_CHECK(
+            !parameter.requires_grad() ||
+                known.contains(parameter.unsafeGetTensorImpl()),
+            "distributed optimizer: the optimizer's tensor ", place, " ",
+            parameter.sizes(),
+            " (counted over its groups, from 0) requires a gradient, and did "
+            "not, or was not there, when DistributedOptimizer was made: nobody "
+            "averages it. Make DistributedOptimizer anew, of all that will be "
+            "trained.");
+        ++place;
+      }
+    }
+  }
+
   void synchronize() {
     for (const auto& [name, parameter] : parameters) {
       if (parameter.grad().defined()) check_gradient(name, parameter);
@@ -147,6 +167,7 @@ DistributedOptimizer::~DistributedOptimizer() = default;
 void DistributedOptimizer::synchronize() { impl_->synchronize(); }
 
 void DistributedOptimizer::step() {
+  impl_->require_known(optimizer_);
   if (!impl_->is_synchronized) impl_->synchronize();
   impl_->is_synchronized = false;
   optimizer_.step();

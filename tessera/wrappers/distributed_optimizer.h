@@ -14,7 +14,9 @@
 // Missing: a gradient that some ranks lack counts as zero there; one that all
 //          lack stays undefined, and the optimizer passes over it.
 // Errors:  other parameters on another rank, or on a GPU; more backward passes
-//          than were announced; in step() also what the group fails with.
+//          than were announced; in step() also what the group fails with, and
+//          parameters that are trained only since. broadcast_parameters()
+//          refuses a module of which ranks hold other parts.
 // Threads: one calls it. Source: Sergeev and Del Balso 2018, arXiv 1802.05799.
 #pragma once
 
@@ -44,7 +46,8 @@ struct DistributedOptimizerOptions {
 
 class DistributedOptimizer {
  public:
-  // Both live as long as this. Parameters that are added later are not seen.
+  // Both live as long as this. What is to be trained is there, and requires a
+  // gradient, by now: step() refuses more.
   // REQUIRES: every rank of the group makes it, and in the same order.
   DistributedOptimizer(torch::optim::Optimizer& optimizer,
                        comm::Communicator& communicator,

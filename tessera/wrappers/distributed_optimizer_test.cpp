@@ -12,6 +12,8 @@
 #include <functional>
 
 #include "tessera/core/error.h"
+#include "tessera/wrappers/distributed_data_parallel.h"
+#include "tessera/wrappers/fully_shard.h"
 #include "tests/support/failure_of.h"
 
 namespace tessera {
@@ -290,6 +292,75 @@ TEST(DistributedOptimizer, RefusesParametersThatAreNotOnTheCpu) {
     EXPECT_THAT(
         failure_of([&] { const DistributedOptimizer o(*inner, ranks); }),
         HasSubstr("parameter 0 lies on meta"));
+  });
+}
+
+// On every rank, before it would go on with a gradient of its own.
+TEST(DistributedOptimizer, RefusesWhatIsTrainedOnlySince) {
+  comm::run_threads(2, "shm", [](Communicator& ranks) {
+    Branches net;
+    auto& late = net->branches[1]->weight;
+    late.requires_grad_(false);
+    const auto inner = sgd(net->parameters());
+    DistributedOptimizer optimizer(*inner, ranks);
+    run_step(net, optimizer, ranks, 0);
+    late.requires_grad_(true);
+    EXPECT_THAT(failure_of([&] { run_step(net, optimizer, ranks, 1); }),
+                HasSubstr("the optimizer's tensor 2 [3, 6]"));
+    late.requires_grad_(false);
+    optimizer.step();
+    inner->add_param_group(Values{at::ones({5}).requires_grad_()});
+    EXPECT_THAT(failure_of([&] { optimizer.step(); }), HasSubstr(" [5] "));
+  });
+}
+
+// One gradient, however often an optimizer over net->parameters() has it.
+TEST(DistributedOptimizer, AveragesATiedGradientOnce) {
+  for (const int64_t threshold : {0, 1 << 20}) {
+    comm::run_threads(2, "shm", [&](Communicator& ranks) {
+      const auto weight = at::ones({3}, at::kDouble).requires_grad_();
+      torch::optim::SGD inner(Values{weight, weight}, 0.1);
+      DistributedOptimizer optimizer(
+          inner, ranks, {.fusion_threshold = threshold, .mean = false});
+      (weight.sum() * (1.0 + ranks.rank())).backward();
+      optimizer.synchronize();
+      EXPECT_TRUE(at::equal(weight.grad(), at::full({3}, 3.0, at::kDouble)));
+      EXPECT_EQ(optimizer.num_reductions(), 1);
+    });
+  }
+}
+
+// Every rank would have the shards of the first.
+TEST(DistributedOptimizer, ShardsAreNotBroadcast) {
+  comm::run_threads(2, "shm", [](Communicator& ranks) {
+    const mesh::DeviceMesh sharded({.dp_shard = 2}, 2);
+    for (const int64_t stage : {0, 1, 2, 3}) {
+      torch::nn::Linear net(4, 6);
+      auto model = fully_shard(net, sharded, ranks, {.zero_stage = stage});
+      const auto values = [&] {
+        const auto whole = model.gather();
+        return values_of(*net);
+      };
+      const Values before = values();
+      const auto refused =
+          failure_of([&] { broadcast_parameters(*net, ranks.world()); });
+      EXPECT_EQ(refused.find("have other shards of \"\"") != std::string::npos,
+                stage > 0)
+          << refused;
+      {
+        const auto whole = model.gather();
+        broadcast_parameters(*net, ranks.world());
+      }
+      if (stage > 0) {
+        EXPECT_THAT(
+            failure_of([&] { DistributedDataParallel(net, ranks.world()); }),
+            HasSubstr("have other shards"));
+      }
+      const Values behind = values();
+      for (size_t i = 0; i < before.size(); ++i) {
+        EXPECT_TRUE(at::equal(behind[i], before[i])) << stage;
+      }
+    }
   });
 }
 

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/ScopeExit.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -16,6 +15,8 @@
 #include "tessera/optim/gradient_norm.h"
 #include "tessera/parallel/data/zero_config.h"
 #include "tessera/wrappers/detail/agreement.h"
+#include "tessera/wrappers/detail/backward.h"
+#include "tessera/wrappers/detail/clip.h"
 #include "tessera/wrappers/detail/module_shards.h"
 #include "tessera/wrappers/detail/pass_follower.h"
 #include "tessera/wrappers/detail/same_parameters.h"
@@ -50,6 +51,7 @@ struct FullyShardedCore::Impl {
   Agreed agree(Act mine);
   void enter(Part part, bool again);
   void begin_forward(Part part);
+  void share_buffers();
   void adopt_order();
   void begin_backward();
   void end_backward(Act end);
@@ -86,6 +88,7 @@ struct FullyShardedCore::Impl {
   bool ends_by_itself = true;    // loss.backward(): by a callback
   bool accumulates = false;      // gradients of micro-batches wait
   bool stands_by = false;        // takes part in what others do
+  int64_t buffers_root = 0;      // of `group`: the first that has data
   std::vector<at::Tensor> kept;  // by trained: gradients of before
   std::vector<bool> touched;     // by trained: a gradient came
   // By trained: something that is still to be gone back through was computed
@@ -135,8 +138,10 @@ void FullyShardedCore::Impl::set_programs(const std::vector<int64_t>& visits) {
 }
 
 Agreed FullyShardedCore::Impl::agree(Act mine) {
-  return wrappers::agree(mine, group,
-                         [this](Part part) { follower.repeat(part); });
+  const Agreed agreed = wrappers::agree(
+      mine, group, [this](Part part) { follower.repeat(part); });
+  if (agreed.active > 0) buffers_root = agreed.first;
+  return agreed;
 }
 
 // What has joined has heard already what the others begin.
@@ -164,10 +169,14 @@ void FullyShardedCore::begin_forward() {
 
 void FullyShardedCore::Impl::begin_forward(Part part) {
   follower.begin(part);
+  share_buffers();
+}
+
+// Of who has joined they are those of its last batch.
+void FullyShardedCore::Impl::share_buffers() {
+  if (!options.broadcast_buffers) return;
   const Unheard unheard;
-  if (options.broadcast_buffers) {
-    broadcast_all(module.buffers(), group, /*root=*/0);
-  }
+  broadcast_all(module.buffers(), group, buffers_root);
 }
 
 void FullyShardedCore::end_forward() {
@@ -261,7 +270,7 @@ void FullyShardedCore::Impl::run_backward(
   ends_by_itself = false;
   const auto reset = c10::make_scope_exit([this] { ends_by_itself = true; });
   begin_backward();
-  torch::autograd::backward(from, gradients);
+  wrappers::run_backward(from, gradients);
   end_backward(end);
 }
 
@@ -390,7 +399,7 @@ double FullyShardedCore::Impl::clip(double most) {
   world.all_reduce(limit, comm::ReduceOp::kMax).synchronize();
   const double norm = std::sqrt(squares.item<double>());
   optim::scale_gradients(gradients(/*counted=*/false),
-                         optim::clip_scale(norm, limit.item<double>()));
+                         scale_within(norm, limit.item<double>()));
   return norm;
 }
 
@@ -399,6 +408,7 @@ GatheredParameters FullyShardedCore::gather() {
   TS_CHECK(!self.goes_back && !self.is_gathered,
            "fully_shard: gather() in a backward, or twice.");
   self.is_gathered = true;
+  self.held.set_gathered(true);
   self.follower.free_all();  // shards may be others since a forward
   self.follower.gather_all();
   const Unheard unheard;
@@ -434,6 +444,7 @@ void FullyShardedCore::Impl::take_back(const std::vector<at::Tensor>& masters,
   const Unheard no_use;
   const at::NoGradGuard no_grad;
   is_gathered = false;
+  held.set_gathered(false);
   replace_parameters(module, shown, held.shards());
   for (size_t i = 0; i < shown.size(); ++i) {
     const std::string& name = held.parameters().parameters()[i].name;
@@ -482,7 +493,7 @@ void FullyShardedCore::join(const std::function<void()>& step) {
       steps = false;
       step();
     }
-    if (agreed.active == 0) return;
+    if (agreed.active == 0) return self.share_buffers();
     self.take_part(agreed);
     if (agreed.act == Act::kReduced) steps = true;
   }

@@ -49,7 +49,8 @@
 //          rank, where P are those of the parameters; in stage 3 so does a
 //          backward; a backward reduce-scatters as much. A forward, a
 //          backward and its end each begin with one word from every rank, a
-//          forward also with rank 0's buffers (broadcast_buffers).
+//          forward also with the buffers of the first rank that has not joined
+//          (broadcast_buffers), which a join() ends with too.
 // Order:   ranks need not use the same units in a step, but go forward and
 //          backward equally often; a rank whose data has ended calls join(),
 //          but for a module with SyncBatchNorm.
@@ -59,9 +60,11 @@
 // Errors:  other modules on other ranks; ranks that do different things (who
 //          does what); a parameter used outside of forward and backward; an
 //          optimizer that was made before, in its step(); a forward that
-//          computes with parameters() of the module, or in stage 3 writes to
-//          one; a parameter that was frozen when the module was sharded, and
-//          is to be trained. A second backward through one forward is none.
+//          computes with parameters() of the module, or writes to one of which
+//          shards are no part (stage 3, compute_dtype); a parameter that was
+//          frozen when the module was sharded, and is to be trained. A second
+//          backward through one forward is none. DistributedDataParallel and
+//          broadcast_parameters() refuse shards of which ranks have others.
 // Experts: of MoE (moe.h) along ep of the mesh: sharded over the ranks that
 //          hold the same, each MoE's a unit. All ranks use a MoE equally often,
 //          and none can join().
@@ -108,7 +111,7 @@ struct FullyShardOptions {
   std::vector<std::string> units = {};
   bool reshard_after_forward = true;  // of stage 3; the last unit's always
   int64_t prefetch = -1;              // units gathered ahead; -1: 1, on shm 0
-  bool broadcast_buffers = true;      // before each forward, from rank 0
+  bool broadcast_buffers = true;      // before each forward: see Comm
   // What whole parameters and forward()'s floating-point tensors are rounded
   // to: bf16 or fp16, over masters of the module's own type. None: nothing is.
   std::optional<at::ScalarType> compute_dtype = {};
@@ -214,8 +217,8 @@ class FullySharded {
   void accumulate(const at::Tensor& loss) { core_.accumulate(loss); }
   // As loss.backward().
   void backward(const at::Tensor& loss) { core_.backward(loss); }
-  // Scales gradients so that their global L2 norm is at most `most`; what it
-  // was. Of stages of a pipeline use Schedule::clip_grad_norm().
+  // Scales gradients so that their global L2 norm is at most `most`, which may
+  // be 0; what it was. Of stages of a pipeline use Schedule::clip_grad_norm().
   // Comm: a word from every rank, and two all_reduces of a double.
   double clip_grad_norm(double most) { return core_.clip_grad_norm(most); }
   // Every rank calls it. What is written to whole parameters while the result

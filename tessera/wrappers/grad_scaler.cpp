@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "tessera/core/error.h"
+#include "tessera/wrappers/detail/same_parameters.h"
 
 namespace tessera {
 
@@ -21,13 +22,11 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
            "scale, unscale, step and update, in this order, once a step.");
   const at::NoGradGuard no_grad;
   bool is_finite = true;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      at::Tensor gradient = parameter.grad();
-      if (!gradient.defined()) continue;
-      is_finite &= at::isfinite(gradient).all().item<bool>();
-      gradient.mul_(1 / value());
-    }
+  for (const at::Tensor& parameter : wrappers::distinct_parameters(optimizer)) {
+    at::Tensor gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    is_finite &= at::isfinite(gradient).all().item<bool>();
+    gradient.mul_(1 / value());
   }
   const at::Tensor overflows = at::full({1}, is_finite ? 0 : 1, at::kDouble);
   ranks_.all_reduce(overflows, comm::ReduceOp::kMax).synchronize();

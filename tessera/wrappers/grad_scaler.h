@@ -29,7 +29,8 @@ namespace tessera {
 
 class GradScaler {
  public:
-  // The group lives as long as this. `rule.fixed` 0: the scale is found.
+  // The group lives as long as this. `rule.fixed` 0: the scale is found;
+  // `rule.words` are said at its floor.
   explicit GradScaler(comm::Group& ranks,
                       const optim::LossScaleRule& rule = {.fixed = 0});
 

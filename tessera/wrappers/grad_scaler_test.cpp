@@ -1,5 +1,6 @@
 #include "tessera/wrappers/grad_scaler.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -15,6 +16,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/wrappers/fully_shard.h"
+#include "tests/support/failure_of.h"
 
 namespace tessera {
 namespace {
@@ -136,6 +138,32 @@ TEST(GradScaler, GoesOnFromItsState) {
     other.load(one.state());
     EXPECT_EQ(other.value(), 8);
     EXPECT_EQ(other.state(), one.state());
+  });
+}
+
+// As an optimizer over net->parameters() has one that is tied.
+TEST(GradScaler, UnscalesATiedGradientOnce) {
+  comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+    const auto weight = at::ones({3}).requires_grad_();
+    torch::optim::AdamW optimizer(std::vector<at::Tensor>{weight, weight});
+    GradScaler scaler(ranks.world(), kRule);
+    scaler.scale(weight.sum()).backward();
+    scaler.unscale(optimizer);
+    EXPECT_TRUE(at::equal(weight.grad(), at::ones({3})));
+  });
+}
+
+// In words of the rule that it was given, not of the program's keys.
+TEST(GradScaler, SaysThatTheScaleIsAtItsFloor) {
+  comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+    auto net = net_of(ranks);
+    torch::optim::AdamW optimizer(net->parameters(), 1e-2);
+    GradScaler scaler(ranks.world(), {.fixed = 0, .initial = 1, .floor = 1});
+    (loss_of(net->forward(rows_of(0))) / 0).backward();
+    EXPECT_FALSE(scaler.step(optimizer));
+    const auto said = testing::failure_of([&] { scaler.update(); });
+    EXPECT_THAT(said, ::testing::HasSubstr("LossScaleRule::floor"));
+    EXPECT_THAT(said, ::testing::Not(::testing::HasSubstr("precision.")));
   });
 }
 

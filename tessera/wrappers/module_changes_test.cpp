@@ -23,6 +23,7 @@ namespace tessera {
 namespace {
 
 namespace nn = torch::nn;
+using ::testing::AllOf;
 using testing::failure_of;
 using ::testing::HasSubstr;
 using tests::batch_of;
@@ -281,13 +282,106 @@ TEST(ModuleChanges, AForwardThatComputesWithShardsIsRefused) {
   }
 }
 
+// Where shards are no part of what is written to; else it is kept.
 TEST(ModuleChanges, AWriteThatWouldBeLostIsRefused) {
-  tests::on_ranks(2, [](comm::Communicator& ranks, const nn::Sequential&) {
-    Odd odd;
-    auto model = fully_shard(odd, mesh::DeviceMesh({.dp_shard = 2}, 2), ranks);
-    odd->writes = true;
-    EXPECT_THAT(failure_of([&] { model.forward(batch_of(0)); }),
-                HasSubstr("aten::clamp_"));
+  for (const int64_t stage : {1, 2, 3}) {
+    for (const bool rounds : {false, true}) {
+      SCOPED_TRACE(c10::str("stage ", stage, rounds ? ", rounded" : ""));
+      tests::on_ranks(2, [&](comm::Communicator& ranks, const nn::Sequential&) {
+        Odd odd;
+        {
+          const at::NoGradGuard no_grad;
+          odd->linear->weight.fill_(2);
+        }
+        FullyShardOptions options{.zero_stage = stage};
+        if (rounds) options.compute_dtype = at::kFloat;
+        auto model = fully_shard(odd, mesh::DeviceMesh({.dp_shard = 2}, 2),
+                                 ranks, options);
+        odd->writes = true;
+        const auto refused = failure_of([&] { model.forward(batch_of(0)); });
+        if (stage == 3 || rounds) {
+          EXPECT_THAT(refused, AllOf(HasSubstr("aten::clamp_"),
+                                     HasSubstr("without compute_dtype")));
+          return;
+        }
+        EXPECT_EQ(refused, "");
+        const auto whole = model.gather();
+        EXPECT_EQ(odd->parameters()[0].max().item<double>(), 0.5);
+      });
+    }
+  }
+}
+
+// Rank 1, which goes on alone, is told no statistics of before.
+TEST(ModuleChanges, TheNewestStatisticsOutliveAJoin) {
+  constexpr int64_t kBatches = 4;
+  const auto count_of = [](nn::BatchNorm1d& norm) {
+    return norm->num_batches_tracked.item<int64_t>();
+  };
+  const auto batches_of = [](comm::Communicator& ranks) {
+    return ranks.rank() == 0 ? 1 : kBatches;
+  };
+  comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+    const auto rows = at::arange(24).to(at::kFloat).view({4, 6});
+    nn::BatchNorm1d norm(6);
+    DistributedDataParallel ddp(norm, ranks.world());
+    for (int64_t epoch = 1; epoch <= 2; ++epoch) {
+      for (int64_t i = 0; i < batches_of(ranks); ++i) {
+        ddp.backward(ddp.forward(rows).pow(3).sum());
+      }
+      ddp.join();
+      EXPECT_EQ(count_of(norm), epoch * kBatches);
+    }
+    for (const int64_t stage : {1, 3}) {
+      nn::BatchNorm1d own(6);
+      auto model = fully_shard(own, mesh::DeviceMesh({.dp_shard = 2}, 2), ranks,
+                               {.zero_stage = stage});
+      for (int64_t epoch = 1; epoch <= 2; ++epoch) {
+        for (int64_t i = 0; i < batches_of(ranks); ++i) {
+          model.backward(model.forward(rows).pow(3).sum());
+        }
+        model.join([] {});
+        EXPECT_EQ(count_of(own), epoch * kBatches) << "stage " << stage;
+      }
+    }
+  });
+}
+
+// On rank 1: the mean over both, of which one gave zeros.
+TEST(ModuleChanges, ALossThatRequiresNoGradientHangsNobody) {
+  const auto wanted = [] {
+    auto net = small_net();
+    (2 * loss_of(net->forward(batch_of(0))) / 2).backward();
+    Values found;
+    for (const auto& p : net->parameters()) found.push_back(p.grad());
+    return found;
+  }();
+  sharded([&](comm::Communicator& ranks, nn::Sequential net, auto& model) {
+    const auto loss = [&] {
+      const auto own = loss_of(model.forward(batch_of(0)));
+      return ranks.rank() == 0 ? own : at::zeros({}, at::kDouble);
+    };
+    model.accumulate(loss());
+    model.backward(loss());
+    Values gradients;
+    for (const auto& p : net->parameters()) {
+      gradients.push_back(p.grad().clone());
+    }
+    {  // as values, which can be seen whole
+      const at::NoGradGuard no_grad;
+      const auto own = net->parameters();
+      for (size_t i = 0; i < own.size(); ++i) own[i].copy_(gradients[i]);
+    }
+    const auto whole = model.gather();
+    expect_equal(values_of(net), wanted);
+  });
+}
+
+TEST(ModuleChanges, ANormOfZeroLeavesNoGradient) {
+  sharded([&](comm::Communicator&, nn::Sequential net, auto& model) {
+    loss_of(model.forward(batch_of(0))).backward();
+    EXPECT_GT(model.clip_grad_norm(0), 0);
+    EXPECT_EQ(model.clip_grad_norm(1), 0);
   });
 }
 

@@ -135,7 +135,8 @@ struct Parallelized::Impl : wrappers::Substitute {
   at::Tensor bias_behind(const at::Tensor& bias, const ParallelStyle& style);
 
   comm::Group& tp;
-  std::vector<Part> parts;  // by tag
+  std::vector<Part> parts;              // by tag
+  std::vector<at::Tensor> by_sequence;  // of parts that see a part of it
   wrappers::SubstitutedParameters parameters;
 };
 
@@ -170,6 +171,7 @@ void Parallelized::Impl::add(const std::string& name, Module& module,
   if (style.kind == Kind::kSequence) {
     for (auto& parameter : module.parameters()) {
       parameters.add(parameter, tag, /*shared_dim=*/-1);
+      by_sequence.push_back(parameter);
     }
     return;
   }
@@ -243,15 +245,18 @@ bool Parallelized::Impl::run(const c10::OperatorHandle& op,
   return false;
 }
 
-// Each rank's part of the sequence gives a part of their gradients.
+// Each rank's part of the sequence gives a part of the parameters' gradients.
+// An input may be a leaf too, as recompute()'s are: its gradient is whole.
 void Parallelized::Impl::sum_gradients(torch::jit::Stack* stack, size_t count) {
+  if (!at::GradMode::is_enabled()) return;
   for (size_t i = 0; i < count; ++i) {
     c10::IValue& argument = torch::jit::peek(*stack, i, count);
-    if (!argument.isTensor() || !argument.toTensor().requires_grad() ||
-        !argument.toTensor().is_leaf() || !at::GradMode::is_enabled()) {
-      continue;
-    }
-    argument = comm::identity_with_all_reduce(argument.toTensor(), tp);
+    if (!argument.isTensor() || !argument.toTensor().requires_grad()) continue;
+    const at::Tensor tensor = argument.toTensor();
+    const bool is_parameter = std::ranges::any_of(
+        by_sequence,
+        [&](const at::Tensor& each) { return each.is_same(tensor); });
+    if (is_parameter) argument = comm::identity_with_all_reduce(tensor, tp);
   }
 }
 

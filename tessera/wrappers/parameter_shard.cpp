@@ -1,10 +1,9 @@
 #include "tessera/wrappers/parameter_shard.h"
 
-#include <set>
-
 #include "tessera/core/error.h"
 #include "tessera/wrappers/detail/heard_memory.h"
 #include "tessera/wrappers/detail/module_shards.h"
+#include "tessera/wrappers/detail/same_parameters.h"
 #include "tessera/wrappers/moe.h"
 
 namespace tessera::wrappers {
@@ -46,10 +45,8 @@ ParameterShard shard_of(const std::string& name, const at::Tensor& parameter) {
 std::vector<ParameterShard> shards_of(torch::nn::Module& module) {
   require_whole(module);
   std::vector<ParameterShard> found;
-  std::set<const c10::TensorImpl*> seen;  // tied ones have several names
-  for (const auto& item : module.named_parameters()) {
-    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
-    found.push_back(shard_of(item.key(), item.value()));
+  for (const auto& [name, parameter] : parameters_of(module)) {
+    found.push_back(shard_of(name, parameter));
   }
   return found;
 }

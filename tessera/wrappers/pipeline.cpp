@@ -7,7 +7,6 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <set>
 
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
@@ -16,6 +15,7 @@
 #include "tessera/optim/gradient_norm.h"
 #include "tessera/program/passes/pass.h"
 #include "tessera/program/schedules/schedule.h"
+#include "tessera/wrappers/detail/clip.h"
 #include "tessera/wrappers/detail/heard_memory.h"
 #include "tessera/wrappers/detail/same_parameters.h"
 #include "tessera/wrappers/detail/stage_actor.h"
@@ -365,23 +365,23 @@ double Schedule::Impl::clip(double most) {
   TS_CHECK_CONFIG(cut.empty(), cut);
   const at::NoGradGuard no_grad;
   at::Tensor squares = at::zeros({1}, at::kDouble);
-  std::vector<at::Tensor> whole;
-  std::set<const c10::TensorImpl*> seen;  // tied ones have several names
+  std::vector<at::Tensor> parameters, whole;
   for (const PipelineStage& stage : stages) {
     if (stage.sharded()) {
       squares += stage.sharded()->sum_of_squares();
       continue;
     }
-    for (const at::Tensor& each : stage.module().parameters()) {
-      const bool is_new = seen.insert(each.unsafeGetTensorImpl()).second;
-      if (is_new && each.grad().defined()) whole.push_back(each.grad());
-    }
+    const auto own = stage.module().parameters();
+    parameters.insert(parameters.end(), own.begin(), own.end());
+  }
+  for (const at::Tensor& each : wrappers::distinct(parameters)) {
+    if (each.grad().defined()) whole.push_back(each.grad());
   }
   squares += optim::sum_of_squares(whole).reshape({1});
   comm::Group& all = stages[0].sharded() ? stages[0].sharded()->world() : ranks;
   all.all_reduce(squares).synchronize();
   const double norm = std::sqrt(squares.item<double>());
-  const double scale = optim::clip_scale(norm, most);
+  const double scale = wrappers::scale_within(norm, most);
   optim::scale_gradients(whole, scale);
   for (const PipelineStage& stage : stages) {
     if (stage.sharded()) stage.sharded()->scale_gradients(scale);

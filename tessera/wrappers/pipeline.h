@@ -157,8 +157,9 @@ class Schedule {
   // Forward alone; with `targets` on the last stage's rank also the loss.
   Result eval(const at::Tensor& inputs = {}, const at::Tensor& targets = {});
   // Scales gradients so that the L2 norm of those of all stages is at most
-  // `most`; what it was. Every rank calls it, behind step(). Comm: an
-  // all_reduce of a double over `ranks`, of stages that are sharded over all.
+  // `most`, which may be 0; what it was. Every rank calls it, behind step().
+  // Comm: an all_reduce of a double over `ranks`, of stages that are sharded
+  // over all.
   // TS_CHECK_CONFIG, on every rank, where a whole stage is cut along tp.
   double clip_grad_norm(double most);
 

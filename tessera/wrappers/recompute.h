@@ -24,7 +24,8 @@
 // With:    fully_shard(), of one unit a part best; pipelines, whose zero-bubble
 //          schedules then have all of the part's backward in the first half.
 //          It is a backward inside of the backward: DistributedDataParallel
-//          takes model.backward(loss), not loss.backward().
+//          takes model.backward(loss), not loss.backward(), and with
+//          overlap = false where a part is there more than once.
 // Threads: ranks that are threads share the generator: with dropout the second
 //          forward drops others, and gradients are wrong. Start such ranks as
 //          processes.

@@ -16,6 +16,7 @@
 #include "tessera/wrappers/fully_shard.h"
 #include "tessera/wrappers/parallelize.h"
 #include "tessera/wrappers/pipe.h"
+#include "tests/support/failure_of.h"
 
 namespace tessera {
 namespace {
@@ -182,6 +183,60 @@ TEST(Recompute, WithTensorParallelism) {
   });
 }
 
+// Layers as cut by tp, each behind a norm of this rank's part of a sequence.
+struct NormedImpl : nn::Module {
+  nn::LayerNorm norm{nn::LayerNormOptions({6})};
+  nn::Linear up{6, 8}, down{8, 6};
+  NormedImpl() {
+    register_module("norm", norm);
+    register_module("up", up);
+    register_module("down", down);
+    to(at::kDouble);
+    const at::NoGradGuard no_grad;
+    double at = 0;
+    for (auto& p : parameters()) {
+      p.copy_(at::arange(p.numel(), at::kDouble).add(++at).sin().view_as(p));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return x + down->forward(at::tanh(up->forward(norm->forward(x))));
+  }
+};
+TORCH_MODULE(Normed);
+
+// The input of a part that is computed again is a leaf, and so is a user's: the
+// norm's parameters alone are summed over the ranks.
+TEST(Recompute, WithNormsBySequence) {
+  const auto rows = batch().view({3, 4, 6});
+  Normed alone;
+  const auto whole = rows.clone().requires_grad_();
+  alone->forward(alone->forward(whole)).square().sum().backward();
+  const auto wanted = gradients_of(*alone);
+  for (const bool again : {false, true}) {
+    comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+      Normed net;
+      const auto tp = parallelize(
+          *net, mesh::DeviceMesh({.tp = 2}, 2), ranks,
+          {{"norm", ParallelStyle::sequence()},
+           {"up", ParallelStyle::column(Lies::kBySequence)},
+           {"down", ParallelStyle::row(Lies::kByFeatures, Lies::kBySequence)}});
+      const auto x = rows.chunk(2, 1)[ranks.rank()].clone().requires_grad_();
+      const auto part = [&](const at::Tensor& h) { return net->forward(h); };
+      const auto y =
+          again ? recompute(part, recompute(part, x)) : part(part(x));
+      y.square().sum().backward();
+      EXPECT_TRUE(at::allclose(x.grad(), whole.grad().chunk(2, 1)[ranks.rank()],
+                               1e-10, 1e-13))
+          << again;
+      for (const auto* name : {"norm.weight", "norm.bias"}) {
+        EXPECT_TRUE(at::allclose(net->named_parameters()[name].grad(),
+                                 wanted.at(name), 1e-10, 1e-13))
+            << name << " " << again;
+      }
+    });
+  }
+}
+
 void on_ranks(
     int64_t world,
     const std::function<void(comm::Communicator&, nn::Sequential)>& body) {
@@ -217,6 +272,43 @@ TEST(Recompute, InEveryStageOfZero) {
       });
     }
   }
+}
+
+// Each time a gradient of its own comes to it, from a backward of its own.
+TEST(Recompute, APartTwiceUnderDataParallelism) {
+  const auto net_in_turn = [](comm::Communicator& ranks) {
+    Block net{nullptr};
+    comm::in_turn(ranks.world(), [&] {
+      torch::manual_seed(2);
+      net = Block(/*again=*/true);
+    });
+    return net;
+  };
+  torch::manual_seed(2);
+  Block alone(/*again=*/false);
+  loss_of(alone->forward(alone->forward(batch()))).backward();
+  const auto wanted = gradients_of(*alone);
+  comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+    const auto mine = batch().chunk(2)[ranks.rank()];
+    for (const bool overlap : {true, false}) {
+      Block net = net_in_turn(ranks);
+      DistributedDataParallel model(net, ranks.world(), {.overlap = overlap});
+      const auto train = [&] {
+        model.backward(loss_of(net->forward(model.forward(mine))));
+      };
+      if (overlap) {
+        EXPECT_THAT(testing::failure_of(train),
+                    ::testing::HasSubstr("Set overlap to false"));
+        ranks.world().barrier();  // both are behind what they had begun
+        continue;
+      }
+      for (int step = 0; step < 2; ++step) {
+        net->zero_grad();
+        train();
+        expect_alike(gradients_of(*net), wanted);
+      }
+    }
+  });
 }
 
 TEST(Recompute, DataParallelAndPipelines) {

@@ -227,6 +227,8 @@ TEST(ShardedStages, TheNormOfWholeStages) {
     pipe.step(inputs_of(0), targets_of(0));
     EXPECT_NEAR(pipe.clip_grad_norm(kMostNorm), std::sqrt(squares), 1e-12);
     EXPECT_NEAR(pipe.clip_grad_norm(1.0), kMostNorm, 1e-6);
+    pipe.clip_grad_norm(0);
+    EXPECT_EQ(pipe.clip_grad_norm(1.0), 0);
   });
 }
 

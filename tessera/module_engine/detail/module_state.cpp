@@ -28,17 +28,14 @@ TensorEntry common_entry(const std::string& name, const at::Tensor& value,
           .owned = is_first};
 }
 
-std::optional<LoadedFrom> load_from(const std::string& folder,
-                                    checkpoint::State& state,
-                                    comm::Group& world,
-                                    const checkpoint::LoadOptions& options) {
+std::optional<int64_t> load_from(const std::string& folder,
+                                 checkpoint::State& state, comm::Group& world,
+                                 const checkpoint::LoadOptions& options) {
   const std::filesystem::path path(folder);
   if (std::filesystem::exists(path / checkpoint::kManifestName)) {
-    return LoadedFrom{folder, checkpoint::load(folder, state, world, options)};
+    return checkpoint::load(folder, state, world, options);
   }
-  const auto step = checkpoint::load_latest(folder, state, world, options);
-  if (!step) return std::nullopt;
-  return LoadedFrom{path / c10::str("step-", *step), *step};
+  return checkpoint::load_latest(folder, state, world, options);
 }
 
 }  // namespace tessera::detail

@@ -20,15 +20,10 @@ checkpoint::TensorEntry entry_of(const std::string& name,
 checkpoint::TensorEntry common_entry(const std::string& name,
                                      const at::Tensor& value, bool is_first);
 
-struct LoadedFrom {
-  std::string folder;  // a step-N
-  int64_t step = 0;
-};
-
 // From FOLDER's newest good checkpoint, or from FOLDER where that is a step-N.
-// std::nullopt where there is none.
-std::optional<LoadedFrom> load_from(
-    const std::string& folder, checkpoint::State& state, comm::Group& world,
-    const checkpoint::LoadOptions& options = {});
+// The step; std::nullopt where there is none.
+std::optional<int64_t> load_from(const std::string& folder,
+                                 checkpoint::State& state, comm::Group& world,
+                                 const checkpoint::LoadOptions& options = {});
 
 }  // namespace tessera::detail

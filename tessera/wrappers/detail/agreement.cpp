@@ -46,17 +46,16 @@ std::vector<Act> acts_of_all(Act mine, comm::Group& group) {
 
 Agreed agreed_of(const std::vector<Act>& acts, const comm::Group& group) {
   Agreed agreed;
-  int64_t first = 0;
   for (int64_t rank = 0; rank < group.size(); ++rank) {
     const Act act = acts[rank];
     if (act == Act::kNothing) continue;
     if (agreed.active++ == 0) {
       agreed.act = act;
-      first = rank;
+      agreed.first = rank;
     }
-    TS_CHECK(act == agreed.act, "fully_shard: rank ", group.ranks()[first],
-             " is at ", name_of(agreed.act), ", rank ", group.ranks()[rank],
-             " at ", name_of(act),
+    TS_CHECK(act == agreed.act, "fully_shard: rank ",
+             group.ranks()[agreed.first], " is at ", name_of(agreed.act),
+             ", rank ", group.ranks()[rank], " at ", name_of(act),
              ": ranks go forward and backward equally often; one whose data "
              "has ended calls join().");
   }

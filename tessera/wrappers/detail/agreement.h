@@ -39,6 +39,7 @@ Part part_of(Act act);
 struct Agreed {
   Act act = Act::kNothing;
   int64_t active = 0;
+  int64_t first = 0;  // of these, as the group counts
 };
 
 // `repeat`: a part, for others that begin it again.

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/ScopeExit.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/host_read.h"
 #include "tessera/core/units.h"
+#include "tessera/wrappers/detail/backward.h"
 
 namespace tessera::wrappers {
 namespace {
@@ -34,7 +34,7 @@ at::ScalarType gradient_dtype(const at::Tensor& parameter) {
 GradientReducer::GradientReducer(const std::vector<NamedParameter>& parameters,
                                  comm::Group& group,
                                  const DistributedDataParallelOptions& options)
-    : group_(group), options_(options) {
+    : group_(group), options_(options), active_ranks_(group.size()) {
   for (const auto& [name, parameter] : parameters) {
     if (!parameter.requires_grad()) continue;
     names_.push_back(name);
@@ -98,13 +98,13 @@ void GradientReducer::accumulate(const at::Tensor& loss) {
   if (holds_means_) zero();
   accumulates_ = true;
   const auto ends = c10::make_scope_exit([this] { accumulates_ = false; });
-  torch::autograd::backward({loss}, {});
+  run_backward({loss});
 }
 
 void GradientReducer::backward(const at::Tensor& loss) {
   if (holds_means_) zero();
   arm();
-  torch::autograd::backward({loss}, {});
+  run_backward({loss});
   finish_backward();
 }
 
@@ -124,7 +124,15 @@ void GradientReducer::on_gradient(size_t item) {
     torch::autograd::Engine::get_default_engine().queue_callback(
         [this] { finish_backward(); });
   }
-  if (ready_[item]) return;
+  if (ready_[item]) {  // by a backward inside of this one
+    TS_CHECK(places_[item].bucket >= next_bucket_,
+             "data parallel: ", names_[item],
+             " got one more gradient in the same backward, while the first was "
+             "being summed over the ranks already: a part that recompute() "
+             "has more than once gives one each time. Set overlap to false, "
+             "which sums behind the backward.");
+    return;
+  }
   adopt(item);
   ready_[item] = true;
   ready_order_.push_back(static_cast<int64_t>(item));
@@ -184,6 +192,7 @@ GradientReducer::Found GradientReducer::finish(bool active) {
     found.active_ranks = all[0][kActive].item<int64_t>();
     found.missing_gradients = all.select(1, kMissing).sum().item<int64_t>();
   }
+  active_ranks_ = found.active_ranks;
   for (auto& bucket : buckets_) {
     if (found.active_ranks > 1) {
       bucket.gradients.flat().div_(found.active_ranks);

@@ -50,6 +50,8 @@ class GradientReducer {
   int64_t stand_by();
 
   int64_t num_reductions() const { return num_reductions_; }
+  // Whether some rank had no data in the last reduction: alike on all ranks.
+  bool some_have_joined() const { return active_ranks_ < group_.size(); }
 
  private:
   struct Bucket {
@@ -93,7 +95,8 @@ class GradientReducer {
   size_t next_bucket_ = 0;   // buckets are issued in order, alike on every rank
   bool holds_means_ = true;  // nothing was added since the last reduction
   int64_t num_reductions_ = 0;
-  GradientHooks hooks_;  // gone before what they touch
+  int64_t active_ranks_;  // in the last reduction; before it, all
+  GradientHooks hooks_;   // gone before what they touch
 };
 
 }  // namespace tessera::wrappers

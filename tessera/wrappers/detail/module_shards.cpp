@@ -5,9 +5,9 @@
 #include <torch/nn/modules/container/parameterlist.h>
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -78,7 +78,7 @@ void check(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
 // Of this process: ranks that are threads have modules of their own.
 struct Sharded {
   std::mutex mutex;
-  std::set<const torch::nn::Module*> modules;
+  std::map<const torch::nn::Module*, const ShardedModules*> modules;
 };
 
 Sharded& sharded() {
@@ -101,7 +101,12 @@ ShardedModules::ShardedModules(torch::nn::Module& module) {
                     " of the module is sharded already. Shard the whole "
                     "module, once, and name its parts in `units`.");
   }
-  all.modules.insert(modules_.begin(), modules_.end());
+  for (const auto* each : modules_) all.modules[each] = this;
+}
+
+void ShardedModules::set_ranks(std::vector<int64_t> ranks) {
+  const std::lock_guard lock(sharded().mutex);
+  ranks_ = std::move(ranks);
 }
 
 ShardedModules::~ShardedModules() {
@@ -114,6 +119,14 @@ bool is_sharded(const torch::nn::Module& module) {
   Sharded& all = sharded();
   const std::lock_guard lock(all.mutex);
   return all.modules.contains(&module);
+}
+
+std::vector<int64_t> ranks_with_shards(const torch::nn::Module& module) {
+  Sharded& all = sharded();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.modules.find(&module);
+  if (found == all.modules.end()) return {};
+  return found->second->ranks();
 }
 
 ModuleShards::ModuleShards(torch::nn::Module& module,
@@ -130,6 +143,29 @@ ModuleShards::ModuleShards(torch::nn::Module& module,
   const auto units = units_of(module, options.units);
   lay_out(module, units, mesh, ranks, data, options);
   put_shards(module);
+  ranks_ = shard_ranks(mesh, ranks.rank(), options);
+  set_gathered(false);
+}
+
+void ModuleShards::set_gathered(bool is_gathered) {
+  modules_.set_ranks(is_gathered ? std::vector<int64_t>() : ranks_);
+}
+
+std::vector<int64_t> ModuleShards::shard_ranks(
+    const mesh::DeviceMesh& mesh, int64_t rank,
+    const FullyShardOptions& options) const {
+  const bool cuts_experts = !experts_.empty() && options.stage_of_experts() > 0;
+  std::vector<int64_t> found;
+  const auto add = [&](Axis axis) {
+    for (const int64_t each : mesh.peers(rank, {axis})) {
+      if (std::ranges::count(found, each) == 0) found.push_back(each);
+    }
+  };
+  if (options.zero_stage > 0 || (cuts_experts && !has_experts())) {
+    add(Axis::kDpShard);
+  }
+  if (cuts_experts && has_experts()) add(Axis::kExpertDp);
+  return found;
 }
 
 void ModuleShards::find_experts(torch::nn::Module& module,
@@ -314,13 +350,17 @@ std::vector<ParameterShard> ModuleShards::local_shards(
 }
 
 void ModuleShards::hear(HeardMemory& memory) {
+  using Kind = PassFollower::Kind;
   size_t trained = 0;
   for (size_t i = 0; i < whole_.size(); ++i) {
     const int64_t owner = parameters_->parameters()[i].unit;
-    memory.hear(whole_[i], PassFollower::tag_of(owner, /*is_gradient=*/false));
+    // What is written to it is written to this rank's shard.
+    const bool has_masters = shards_[i].is_alias_of(whole_[i]);
+    const auto kind = has_masters ? Kind::kMasters : Kind::kCopies;
+    memory.hear(whole_[i], PassFollower::tag_of(owner, kind));
     const at::Tensor& gradient = whole_[i].grad();
     if (!gradient.defined()) continue;
-    memory.hear(gradient, PassFollower::tag_of(owner, /*is_gradient=*/true));
+    memory.hear(gradient, PassFollower::tag_of(owner, Kind::kGradients));
     gradients_[place_of(gradient)] = trained++;
   }
   TORCH_INTERNAL_ASSERT(trained == trained_.size());

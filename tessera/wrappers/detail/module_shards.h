@@ -34,12 +34,19 @@ class ShardedModules {
   ShardedModules(const ShardedModules&) = delete;
   ShardedModules& operator=(const ShardedModules&) = delete;
 
+  // Ranks, this one too, whose parameters() are other shards; none: whole ones.
+  void set_ranks(std::vector<int64_t> ranks);
+  const std::vector<int64_t>& ranks() const { return ranks_; }
+
  private:
   std::vector<const torch::nn::Module*> modules_;
+  std::vector<int64_t> ranks_;
 };
 
 // Whether this one is among them.
 bool is_sharded(const torch::nn::Module& module);
+// Those of ShardedModules; none of one that is not among them.
+std::vector<int64_t> ranks_with_shards(const torch::nn::Module& module);
 
 class ModuleShards {
  public:
@@ -76,6 +83,8 @@ class ModuleShards {
   std::optional<size_t> whose_gradient(const at::Tensor& gradient) const;
   // False where a shard got other memory, as by to().
   bool are_in_place() const;
+  // Whether the module's parameters() are whole for now.
+  void set_gathered(bool is_gathered);
   // Whether the i-th that is trained counts on this rank in a norm.
   bool counts(size_t trained, const mesh::Coord& coord) const;
   bool has_experts() const { return num_expert_ranks() > 1; }
@@ -99,8 +108,11 @@ class ModuleShards {
                const mesh::DeviceMesh& mesh, comm::Communicator& ranks,
                comm::Group& data, const FullyShardOptions& options);
   void put_shards(torch::nn::Module& module);
+  std::vector<int64_t> shard_ranks(const mesh::DeviceMesh& mesh, int64_t rank,
+                                   const FullyShardOptions& options) const;
 
   ShardedModules modules_;
+  std::vector<int64_t> ranks_;  // with other shards of the same
   std::vector<std::string> names_;
   std::vector<program::Unit> owners_;
   MemoryFacts memory_;

@@ -14,6 +14,16 @@ using program::Op;
 using program::Phase;
 using program::Program;
 
+namespace {
+
+constexpr int64_t kKinds = 3;
+
+PassFollower::Kind kind_of(int64_t tag) {
+  return static_cast<PassFollower::Kind>(tag % kKinds);
+}
+
+}  // namespace
+
 PassFollower::PassFollower(parallel::data::ShardedParameters& parameters,
                            std::vector<std::string> names,
                            std::vector<int64_t> stages,
@@ -96,15 +106,15 @@ void PassFollower::gather_all() {
 
 void PassFollower::free_all() { hold(std::vector<bool>(names_.size())); }
 
-int64_t PassFollower::tag_of(int64_t owner, bool is_gradient) {
-  return 2 * owner + (is_gradient ? 1 : 0);
+int64_t PassFollower::tag_of(int64_t owner, Kind kind) {
+  return kKinds * owner + static_cast<int64_t>(kind);
 }
 
 void PassFollower::on_use(int64_t tag, const at::Tensor& tensor) {
-  const int64_t owner = tag / 2;
+  const int64_t owner = tag / kKinds;
   const bool goes_back = torch::autograd::get_current_graph_task_id() != -1;
   if (goes_back && part_ != Part::kBackward) on_backward_();
-  if (tag % 2 == 1) return on_gradient(owner, tensor);
+  if (kind_of(tag) == Kind::kGradients) return on_gradient(owner, tensor);
   if (owner > 0 && !goes_back && (visits_.empty() || visits_.back() != owner)) {
     visits_.push_back(owner);
   }
@@ -119,14 +129,14 @@ void PassFollower::on_use(int64_t tag, const at::Tensor& tensor) {
 }
 
 void PassFollower::on_write(int64_t tag, const std::string& op) {
-  const int64_t owner = tag / 2;
-  const bool is_lost = tag % 2 == 0 && stages_[owner] == 3 &&
+  const bool is_lost = kind_of(tag) == Kind::kCopies &&
                        (part_ == Part::kForward || part_ == Part::kEvaluation);
   TS_CHECK(!is_lost, "fully_shard: forward() writes to a parameter of ",
-           name(owner), " (", op,
-           "), whose whole values are freed behind it: in zero_stage 3 that is "
-           "lost. Use a lower zero_stage, or write while what gather() gives "
-           "you lives.");
+           name(tag / kKinds), " (", op,
+           "), whose whole values are made of shards that lie elsewhere, in "
+           "zero_stage 3 and with compute_dtype: that is lost. Use a lower "
+           "zero_stage without compute_dtype, or write while what gather() "
+           "gives you lives.");
 }
 
 void PassFollower::on_gradient(int64_t owner, const at::Tensor& gradient) {

@@ -9,7 +9,7 @@
 //          begins it again; ranks that need not take part in that by repeat().
 // Comm:    of the instructions (parallel/data/sharded_parameters.h).
 // Errors:  a use outside of a forward and a backward; a write of a forward to
-//          what is freed behind it; a gradient that somebody reads who was
+//          what a gather makes anew; a gradient that somebody reads who was
 //          given whole parameters.
 #pragma once
 
@@ -56,8 +56,10 @@ class PassFollower : public Listener, program::Actor {
   // The owners but 0 whose parameters the last forward used, as it did.
   const std::vector<int64_t>& visits() const { return visits_; }
 
-  // Of an owner's parameters, or of the gradients that autograd adds to.
-  static int64_t tag_of(int64_t owner, bool is_gradient);
+  // Of an owner: whole parameters of which shards are a part, or which a gather
+  // makes of shards that lie elsewhere; gradients that autograd adds to.
+  enum class Kind : int64_t { kMasters, kCopies, kGradients };
+  static int64_t tag_of(int64_t owner, Kind kind);
   void on_use(int64_t tag, const at::Tensor& tensor) override;
   void on_write(int64_t tag, const std::string& op) override;
 

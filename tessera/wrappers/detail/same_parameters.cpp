@@ -4,22 +4,26 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/core/hash.h"
 #include "tessera/wrappers/detail/heard_memory.h"
+#include "tessera/wrappers/detail/module_shards.h"
 #include "tessera/wrappers/moe.h"
 #include "tessera/wrappers/sync_batch_norm.h"
 
 namespace tessera::wrappers {
 namespace {
 
-// Of names, shapes and dtypes: equal on ranks with the same module.
+// Of names, shapes, dtypes and what is trained: equal on ranks with the same
+// module.
 int64_t fingerprint(const std::vector<NamedParameter>& parameters) {
   std::string text;
   for (const auto& [name, parameter] : parameters) {
-    text += c10::str(name, parameter.sizes(), parameter.scalar_type(), ";");
+    text += c10::str(name, parameter.sizes(), parameter.scalar_type(),
+                     parameter.requires_grad() ? " trains;" : ";");
   }
   return static_cast<int64_t>(hash64(text));
 }
@@ -31,7 +35,46 @@ bool are_of(const std::vector<int64_t>& ranks, const comm::Group& group) {
          }) > 1;
 }
 
+void require_no_shards(const std::string& name, const torch::nn::Module& module,
+                       const comm::Group& group) {
+  TS_CHECK_CONFIG(!are_of(ranks_with_shards(module), group),
+                  "data parallel: ranks of the group have other shards of \"",
+                  name, "\", a ", module.name(),
+                  ", and one rank's would take their place. fully_shard() has "
+                  "given every rank the first one's values, and averages "
+                  "gradients by itself: leave this out, or give values while "
+                  "what gather() gives lives.");
+}
+
 }  // namespace
+
+std::vector<NamedParameter> parameters_of(const torch::nn::Module& module) {
+  std::vector<NamedParameter> found;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& item : module.named_parameters()) {
+    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    found.push_back({item.key(), item.value()});
+  }
+  return found;
+}
+
+std::vector<at::Tensor> distinct(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> found;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const at::Tensor& each : tensors) {
+    if (seen.insert(each.unsafeGetTensorImpl()).second) found.push_back(each);
+  }
+  return found;
+}
+
+std::vector<at::Tensor> distinct_parameters(
+    const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups()) {
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  }
+  return distinct(all);
+}
 
 void require_no_parts(torch::nn::Module& module, const comm::Group& group) {
   constexpr const char* kWayOut =
@@ -48,6 +91,10 @@ void require_no_parts(torch::nn::Module& module, const comm::Group& group) {
     TS_CHECK_CONFIG(!share || !are_of(share->ranks, group),
                     "data parallel: ranks of the group have other shares of ",
                     item.key(), ", which is cut along tp.", kWayOut);
+  }
+  require_no_shards("", module, group);
+  for (const auto& each : module.named_modules("", /*include_self=*/false)) {
+    require_no_shards(each.key(), *each.value(), group);
   }
 }
 
@@ -90,8 +137,9 @@ void require_same_parameters(const std::vector<NamedParameter>& parameters,
     TS_CHECK(at::equal(mine, other), "data parallel: the module of rank ",
              group.ranks()[rank], " is another one: ", other[0].item<int64_t>(),
              " parameters against ", parameters.size(),
-             " here, or other names, shapes or dtypes. Build the same module "
-             "on every rank.");
+             " here, or other names, shapes or dtypes, or others that are "
+             "frozen (requires_grad). Build the same module on every rank, and "
+             "freeze the same in it.");
   }
 }
 
