@@ -83,6 +83,7 @@ class GenerateCommand {
   int run(const launch::RankEnvironment& place,
           std::vector<std::string> arguments) {
     const int64_t world_size = world_of(config_, flags_.ranks, place);
+    engine::share_out_ranks(config_, world_size);
     engine::check_generation(config_, world_size);
     engine::complete_for_evaluation(config_, world_size);
     // Ranks that are started with this command line take the checkpoint that

@@ -67,12 +67,14 @@ int run_rank(const RankJob& job, const launch::RankEnvironment& environment) {
   std::optional<RankContextGuard> guard;
   std::unique_ptr<comm::Communicator> ranks;
   const auto begin = [&] {
-    job.on_start();  // until here a signal ends the process
     guard.emplace(
         RankContext{.rank = static_cast<int>(place.rank),
                     .world_size = static_cast<int>(place.world_size)});
     take_device(job.devices.at(place.rank), place.local_rank);
     ranks = connect(job, meeting);
+    // Until here a signal ends the process: of ranks that meet, one that only
+    // took note would wait for those that it ended.
+    job.on_start();
   };
   if (place.source == "tessera" || place.source == "none") {
     begin();

@@ -21,6 +21,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -141,8 +142,9 @@ std::optional<int64_t> load_latest(const std::string& folder, State& state,
 // Throws TS_CHECK_CONFIG unless `folder` has room for checkpoints of that size:
 // `keep` of them and one that is being written, less those that are there. For
 // use before a run starts. keep = 0 asks for room for one. `others`: bytes that
-// the run will have on the same disk beside them.
+// the run will have on the same disk beside them. `saves`: that it is to make.
 void require_space(const std::string& folder, int64_t checkpoint_bytes,
-                   const CheckpointConfig& config, int64_t others = 0);
+                   const CheckpointConfig& config, int64_t others = 0,
+                   int64_t saves = std::numeric_limits<int64_t>::max());
 
 }  // namespace tessera::checkpoint

@@ -559,6 +559,8 @@ TEST_F(CheckpointTest, RoomForCheckpointsIsAskedForBeforeARun) {
       refusal(ExitCode::kConfig,
               [&] { require_space(folder_, INT64_MAX / 2, {.keep = 9}); }),
       HasSubstr("fit on no disk"));
+  // No more than the run makes.
+  require_space(folder_, free / 2, {.keep = 1'000'000'000'000}, 0, /*saves=*/1);
 }
 
 // Those beyond `keep` go behind the next save, for which there must be room.

@@ -210,15 +210,20 @@ void BackgroundSave::finish() {
 }
 
 void require_space(const std::string& folder, int64_t checkpoint_bytes,
-                   const CheckpointConfig& config, int64_t others) {
+                   const CheckpointConfig& config, int64_t others,
+                   int64_t saves) {
   const int64_t keep = config.keep;
-  const int64_t count = (keep == 0 ? 0 : keep + (config.keep_best ? 1 : 0)) + 1;
+  const auto present = list_checkpoints(folder);
+  const int64_t best = config.keep_best ? 1 : 0;
+  int64_t count = (keep == 0 ? 0 : keep + best) + 1;
+  if (saves < count)
+    count = std::min(count, saves + std::ssize(present) + best);
   int64_t needed = 0;
   TS_CHECK_CONFIG(!__builtin_mul_overflow(checkpoint_bytes, count, &needed),
                   "checkpoint.", "keep=", keep, ": so many checkpoints of ",
                   checkpoint_bytes,
                   " bytes fit on no disk. Use a smaller checkpoint.keep.");
-  for (const auto& found : list_checkpoints(folder)) {
+  for (const auto& found : present) {
     if (keep == 0 || !found.complaint.empty()) continue;
     needed -=
         read_manifest(folder + "/" + detail::step_name(found.step)).bytes();

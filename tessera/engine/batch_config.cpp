@@ -83,6 +83,7 @@ void BatchConfig::complete(int64_t degree, int64_t world_size) {
               "others."
             : ".");
   if (!known_micro) micro = global / degree;
+  check_count(degree);
 }
 
 void BatchConfig::complete_unevenly(int64_t degree) {
@@ -100,6 +101,19 @@ void BatchConfig::complete_unevenly(int64_t degree) {
       degree, " data-parallel ranks and at most batch.micro ", micro,
       " in the mean. Nearest batch.micro: ", least_micro(global, degree), ".");
   micro = at::ceil_div(global / *count, degree);
+  check_count(degree);
+}
+
+// All of a step's instructions are in memory before it runs.
+void BatchConfig::check_count(int64_t degree) const {
+  constexpr int64_t kMost = int64_t{1} << 16;
+  const int64_t count = microbatches(degree);
+  TS_CHECK_CONFIG(count <= kMost, "batch.global ", global, " in parts of ",
+                  micro, " samples on each of ", degree,
+                  " data-parallel ranks is ", count,
+                  " micro-batches a step; at most ", kMost,
+                  " fit into a program. Nearest batch.micro: ",
+                  at::ceil_div(global, kMost * degree), " or more.");
 }
 
 int64_t BatchConfig::microbatches(int64_t degree) const {

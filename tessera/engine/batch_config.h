@@ -32,6 +32,7 @@ struct BatchConfig {
 
  private:
   void complete_unevenly(int64_t degree);
+  void check_count(int64_t degree) const;
 };
 
 }  // namespace tessera::engine

@@ -78,6 +78,14 @@ TEST(BatchConfig, WhatHasNoSolutionNamesTheNearest) {
               HasSubstr("Nearest batch.global: 4."));
 }
 
+TEST(BatchConfig, AStepHasOnlySoManyMicroBatches) {
+  EXPECT_EQ(refusal({.global = 1'000'000, .micro = 1}, 2),
+            "batch.global 1000000 in parts of 1 samples on each of 2 "
+            "data-parallel ranks is 500000 micro-batches a step; at most 65536 "
+            "fit into a program. Nearest batch.micro: 8 or more.");
+  EXPECT_EQ(completed({.global = 131'072, .micro = 1}, 2).micro, 1);
+}
+
 TEST(BatchConfig, WhatCannotBeCutNamesTheNearest) {
   EXPECT_EQ(refusal({.global = 3, .uneven = true}, 4),
             "batch.global 3 leaves some of 4 data-parallel ranks without a "

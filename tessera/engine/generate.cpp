@@ -152,6 +152,29 @@ class Evaluations {
 
 }  // namespace
 
+void share_out_ranks(RunConfig& config, int64_t world_size) {
+  const auto mesh = config.mesh.degrees(world_size, config.zero.stage);
+  const int64_t left = mesh.dp_replicate * mesh.dp_shard;
+  const bool is_asked_for = config.mesh.dp > 0 ||
+                            config.mesh.dp_replicate > 0 ||
+                            config.mesh.dp_shard > 0;
+  if (left == 1 || is_asked_for) return;
+  for (int64_t tp = left; tp >= 1; --tp) {
+    if (left % tp != 0) continue;
+    RunConfig shared = config;
+    shared.mesh.tp *= tp;
+    shared.mesh.pp *= left / tp;
+    try {
+      complete_for_evaluation(shared, world_size);
+    } catch (const Error&) {
+      continue;  // of other sizes
+    }
+    config.mesh.tp *= tp;
+    config.mesh.pp *= left / tp;
+    return;
+  }
+}
+
 void check_generation(const RunConfig& config, int64_t world_size) {
   const auto mesh = config.mesh.degrees(world_size, config.zero.stage);
   parallel::check_generation(mesh);

@@ -23,6 +23,11 @@
 
 namespace tessera::engine {
 
+// Ranks that no axis was given are tp's, or pp's where the model's heads do not
+// divide by so many. Leaves alone what fits in no way: check_generation() says
+// why.
+void share_out_ranks(RunConfig& config, int64_t world_size);
+
 // TS_CHECK_CONFIG, with the nearest that fits, where the mesh has an axis that
 // one text cannot be shared out over.
 void check_generation(const RunConfig& config, int64_t world_size);

@@ -283,8 +283,11 @@ RunConfig run_config_from_text(const std::string& text,
 RunConfig read_run_config(const std::string& path,
                           const std::vector<config::Override>& overrides,
                           config::Provenance* origins) {
-  TS_CHECK_CONFIG(path.empty() || std::filesystem::is_regular_file(path), path,
+  TS_CHECK_CONFIG(path.empty() || std::filesystem::exists(path), path,
                   ": there is no such configuration file.");
+  TS_CHECK_CONFIG(path.empty() || std::filesystem::is_regular_file(path), path,
+                  ": is no file, but a folder, a pipe or a device. A "
+                  "configuration is read by every rank: save it to a file.");
   const std::string text =
       path.empty() ? "{}" : tessera::detail::read_json_text(path);
   return run_config_from_text(text, path, overrides, origins);

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string_view>
+#include <tuple>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -140,14 +141,32 @@ bool for_each_line(const std::string& path,
 }
 
 void truncate_after(const std::string& path, int64_t step) {
-  uint64_t keep = 0;  // bytes
-  const bool is_there = for_each_line(path, [&](const std::string& line) {
-    const auto its_step = step_of(line);
-    if (!its_step || *its_step > step) return false;
-    keep += line.size() + 1;
+  uint64_t keep = 0, end = 0;             // bytes
+  int64_t damaged = 0, seen_damaged = 0;  // lines before `keep`, before `end`
+  const auto walk = [&](const auto& take) {
+    end = 0;
+    return for_each_line(path, [&](const std::string& line) {
+      const auto its_step = step_of(line);
+      end += line.size() + 1;
+      return (!its_step || *its_step <= step) && take(line, its_step);
+    });
+  };
+  const bool is_there = walk([&](const std::string&, const auto& its_step) {
+    if (!its_step) ++seen_damaged;
+    if (its_step) std::tie(keep, damaged) = std::pair(end, seen_damaged);
     return true;
   });
   if (!is_there) return;
+  if (damaged > 0) {
+    std::string good;
+    walk([&](const std::string& line, const auto& its_step) {
+      if (its_step) good += line + '\n';
+      return end < keep;
+    });
+    write_file_atomic(path, good);
+    log::warning(path, ": ", damaged, " damaged lines were left out");
+    return;
+  }
   std::error_code error;
   if (keep == std::filesystem::file_size(path, error) && !error) return;
   std::filesystem::resize_file(path, keep, error);

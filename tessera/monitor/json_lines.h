@@ -65,7 +65,8 @@ bool for_each_line(const std::string& path,
                    const std::function<bool(const std::string& line)>& take);
 
 // Cuts the file off where steps after `step` begin, so that a run that goes on
-// from there has each step once. No file: nothing to do.
+// from there has each step once. Damaged lines among the others go, with a
+// warning. No file: nothing to do.
 void truncate_after(const std::string& path, int64_t step);
 
 }  // namespace tessera::monitor

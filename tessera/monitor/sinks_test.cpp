@@ -216,6 +216,22 @@ TEST(JsonLines, ATornOrStrangeLineEndsTheGoodPart) {
   }
 }
 
+TEST(JsonLines, WhatFollowsADamagedLineStays) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("metrics.jsonl");
+  {
+    JsonLines(path).step(record_of(1));
+  }
+  append(path, "garbage\n\n");
+  {
+    JsonLines sink(path);
+    for (int64_t step = 2; step <= 5; ++step) sink.step(record_of(step));
+  }
+  append(path, "more of it\n");
+  truncate_after(path, 4);
+  EXPECT_THAT(steps_in(path), ElementsAre(1, 2, 3, 4));
+}
+
 TEST(JsonLines, AKilledRunLeavesWholeLines) {
   const TemporaryFolder folder;
   const std::string path = folder.file("metrics.jsonl");

@@ -113,6 +113,12 @@ void check_data_of(const RunConfig& config, const HostRanks& ranks) {
       "a group.");
 }
 
+// At most: at every so many steps, and at the last one.
+int64_t saves_of(const RunConfig& config) {
+  const int64_t every = config.checkpoint.every;
+  return 1 + (every > 0 ? (config.run.steps - 1) / every : 0);
+}
+
 // What needs the run's folder.
 void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
                        const RunFolder& folder, const std::string& resume) {
@@ -123,7 +129,8 @@ void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
     const bool share = offloads && on_one_disk(folder.checkpoints(),
                                                engine::offload_folder(config));
     checkpoint::require_space(folder.checkpoints(), checkpoint_bytes(config),
-                              config.checkpoint, share ? in_files : 0);
+                              config.checkpoint, share ? in_files : 0,
+                              saves_of(config));
   }
   if (config.checkpoint.saves_locally()) {
     checkpoint::require_local_space(folder.local(),

@@ -164,10 +164,19 @@ def test_text_of_processes(tessera, writer):
     assert tessera(*text_words, "--nproc", 2, "--mesh.tp=2") == tessera(*text_words)
 
 
+# Of 4 heads and 3 layers: tp 2, tp 4, pp 3, tp 2 x pp 3.
+@pytest.mark.parametrize("ranks", [2, 4, 3, 6])
+def test_ranks_without_a_mesh_share_out_the_model(tessera, writer, ranks):
+    text_words = ("generate", "--model", writer["llama"], "--prompt", "In", "--max-tokens", 8, "--temperature", 0,
+                  "--dtype", "fp64")
+    assert tessera(*text_words, "--nproc", ranks, "--ranks", "threads") == tessera(*text_words)
+
+
 @pytest.mark.parametrize("arguments, told", [
     (["--mesh.cp=2"], "Nearest mesh.cp: 1"),
     (["--mesh.dp=2"], "mesh.dp 1"),
-    (["--nproc", "2"], "mesh.dp 1"),
+    (["--nproc", "7"], "mesh.dp 1"),
+    (["--nproc", "2", "--mesh.dp=2"], "mesh.dp 1"),
     (["--mesh.tp=3"], "Nearest mesh.tp: 2 or 4"),
     (["--tensor.sequence_parallel=true", "--mesh.tp=2"], "tensor.sequence_parallel"),
     (["--zero.stage=3"], "zero.stage"),
