@@ -165,6 +165,24 @@ TEST_P(AnyTcpStore, RanksMeetOverTcpAndFindOutWhoIsNear) {
   EXPECT_EQ(outcomes[1].meeting->store->get_to_str("from"), "two");
 }
 
+// As torchrun's agents count for themselves how often they started ranks.
+TEST(Store, RanksOfAgentsThatCountOtherwiseMeet) {
+  const std::string port = std::to_string(free_port());
+  std::vector<RankEnvironment> all;
+  for (const char* number : {"0", "1"}) {
+    all.push_back(discover({{"RANK", number},
+                            {"WORLD_SIZE", "2"},
+                            {"MASTER_ADDR", "127.0.0.1"},
+                            {"MASTER_PORT", port},
+                            {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+                            {"TORCHELASTIC_RESTART_COUNT", number},
+                            {"TESSERA_JOIN_TIMEOUT_S", "5"}}));
+  }
+  for (const Outcome& outcome : join_all(all)) {
+    EXPECT_TRUE(outcome.meeting) << outcome.message;
+  }
+}
+
 TEST_P(AnyTcpStore, ListensOnTheAddressThatWasAskedForAlone) {
   const uint16_t port = free_port();
   auto outcomes =
