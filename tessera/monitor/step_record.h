@@ -115,7 +115,7 @@ struct RankWork {
 };
 
 struct RunEnd {
-  std::string reason = "done";  // done | stopped | failed
+  std::string reason = "done";  // done | stopped | failed | rewound
   int exit_code = 0;
   std::string message = {};                // of the error, where it failed
   std::vector<GroupTraffic> traffic = {};  // of rank 0
