@@ -11,9 +11,11 @@
 
 #include <atomic>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <sstream>
+#include <system_error>
 #include <thread>
 
 #include "tessera/core/error.h"
@@ -447,6 +449,21 @@ TEST(BeginTogether, SoDoesOneThatEndsBeforeItJoins) {
     EXPECT_EQ(other.code, ExitCode::kInputOutput);
     EXPECT_THAT(other.message, HasSubstr("run.json cannot be read."));
   }
+}
+
+TEST(BeginTogether, WhatALibraryThrowsHasTheCodeThatTheRankEndsWith) {
+  const uint16_t port = free_port();
+  const std::filesystem::filesystem_error why(
+      "cannot copy", std::make_error_code(std::errc::no_space_on_device));
+  Outcome other;
+  std::thread waits([&] {
+    other = try_to_begin(alone_on_host(0, 2, port), nothing,
+                         [](int64_t) { ADD_FAILURE() << "a rank began"; });
+  });
+  refuse(alone_on_host(1, 2, port), why);
+  waits.join();
+  EXPECT_EQ(other.code, ExitCode::kInputOutput);
+  EXPECT_THAT(other.message, HasSubstr("cannot copy"));
 }
 
 // Rank 0 serves, and is gone when the other one has prepared.
