@@ -48,11 +48,10 @@ struct StepRecord {
   std::optional<double> tflops;  // of a rank; unknown: null
   std::optional<double> mfu;     // 0..1 of a rank's peak
   double mem_peak_mib = 0;       // of the worst rank
-  // Of the worst rank, as are the next three: in which something was under way.
-  double comm_s = 0;
-  int64_t comm_bytes = 0;
+  double comm_s = 0;  // of the worst rank: in which something was under way
+  int64_t comm_bytes = 0;  // of the worst rank, which may be another
   std::optional<double> comm_latency_us;
-  std::optional<double> comm_gbps;
+  std::optional<double> comm_gbps;  // of the rank that has comm_s
   // Means over ranks, of a step whose timeline was taken: see timeline.h.
   std::optional<double> bubble;  // share of the step
 
