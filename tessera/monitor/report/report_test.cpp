@@ -51,6 +51,22 @@ std::string a_run(const TemporaryFolder& folder, const std::string& name) {
   return run;
 }
 
+TEST(Report, ReadsLogsWithAndWithoutADate) {
+  const TemporaryFolder folder;
+  const std::string run = a_run(folder, "one");
+  write(run + "/logs/rank-0.log",
+        "12:30:01 [rank 0/2 dp=0] resumed after step 1\n"
+        "of more than a line\n"
+        "2026-01-31 12:30:01-0330 [rank 0/2] resumed after step 20\n"
+        "2026-01-31 12:30 is no time\n");
+  const RunHistory history = read_history(run);
+  EXPECT_THAT(history.resumed_after, ElementsAre(1, 20));
+  ASSERT_EQ(history.events.size(), 2);
+  EXPECT_EQ(history.events[0].time, "12:30:01");
+  EXPECT_EQ(history.events[1].time, "2026-01-31 12:30:01-0330");
+  EXPECT_EQ(history.events[1].text, "resumed after step 20");
+}
+
 TEST(Report, ReadsWhatARunFolderTells) {
   const TemporaryFolder folder;
   const RunHistory run = read_history(a_run(folder, "one"));
