@@ -77,7 +77,7 @@ struct StepRecord {
   std::optional<Sample> sample;          // its seconds are sample_s
   // The step whose checkpoint could not be written: told once it is known.
   std::optional<int64_t> checkpoint_failed;
-  // Those measured after this step; in TensorBoard and the summary alone.
+  // Those measured after this step; in TensorBoard alone.
   std::vector<LinkSpeed> links;
 };
 
@@ -119,6 +119,9 @@ struct RunEnd {
   std::string message = {};                // of the error, where it failed
   std::vector<GroupTraffic> traffic = {};  // of rank 0
   std::vector<RankWork> ranks = {};        // none of a run of one
+  // As last measured: within hosts of each two ranks, of each two hosts the
+  // best; of both those of slowest_and_median().
+  std::vector<LinkSpeed> links = {};
   std::optional<double> peak_tflops = {};  // of a rank: what mfu compares with
   int64_t rewinds = 0;  // times that the run went back from a spike
 };

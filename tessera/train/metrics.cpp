@@ -358,6 +358,7 @@ void Metrics::close(const monitor::RunEnd& end) {
                                .seconds = verb.seconds});
     }
   }
+  whole.links = impl_->lines.links();
   whole.ranks = impl_->stragglers.ranks();
   for (auto& of : whole.ranks) {
     if (!impl_->peaks_mib.defined()) break;  // no step was told

@@ -131,6 +131,19 @@ TEST(Report, OfManySamplesTheFirstAndTheLastAreShown) {
                           Not(HasSubstr("step 2<")), HasSubstr("40 of 1000")));
 }
 
+// As a summary of long ago may have.
+TEST(Report, OfManyLinksTheSlowestAreShown) {
+  RunHistory run{.name = "wide"};
+  for (int64_t i = 1; i <= 1000; ++i) {
+    run.links.push_back(
+        {.from = 0, .to = i, .gbps = static_cast<double>(1001 - i)});
+  }
+  const std::string page = page_of({run});
+  EXPECT_THAT(page, AllOf(HasSubstr(">0 - 1000<"), HasSubstr(">0 - 937<"),
+                          HasSubstr(">0 - 500<"), Not(HasSubstr(">0 - 936<")),
+                          Not(HasSubstr(">0 - 1<"))));
+}
+
 TEST(Report, ALongSampleIsCut) {
   const TemporaryFolder folder;
   RunHistory run = read_history(a_run(folder, "one"));
