@@ -1,5 +1,5 @@
-// With which code an exception ends the program, whoever takes it: the rank that
-// threw it, its peers, or who writes down how the run ended.
+// With which code an exception ends the program, whoever takes it: the rank
+// that threw it, its peers, or who writes down how the run ended.
 #pragma once
 
 #include <exception>
