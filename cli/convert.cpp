@@ -200,7 +200,7 @@ void refuse_among_checkpoints(const std::filesystem::path& to,
   const fs::path there = fs::weakly_canonical(fs::absolute(to));
   const bool is_inside = *there.lexically_relative(step).begin() != "..";
   const bool is_beside = there.parent_path() == step.parent_path() &&
-                         there.filename().string().starts_with("step-");
+                         checkpoint::is_of_checkpoints(there.filename());
   TS_CHECK_IO(!is_inside && !is_beside, "--to ", to.string(),
               " lies among the checkpoints of ", step.parent_path().string(),
               ", where only a run writes. Give another folder.");

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <string>
 #include <system_error>
@@ -18,6 +17,7 @@
 #include "tessera/core/broken_pipe.h"
 #include "tessera/core/config.h"
 #include "tessera/core/error.h"
+#include "tessera/core/exit_code.h"
 #include "tessera/core/printable.h"
 #include "tessera/core/version.h"
 
@@ -56,6 +56,23 @@ int usage_error(const CLI::App& program, const std::string& message,
   }
   std::cerr << "'tessera --help' and 'tessera COMMAND --help' tell more.\n";
   return static_cast<int>(ExitCode::kUsage);
+}
+
+// What a library threw says too little.
+std::string words_for(const std::exception& error) {
+  const std::string words = message_of(error);
+  const auto code = exit_code_of(error);
+  if (dynamic_cast<const c10::DistError*>(&error) != nullptr) {
+    return "the rendezvous or a peer is gone: " + words;
+  }
+  const auto* of_system = dynamic_cast<const std::system_error*>(&error);
+  const bool is_thread =
+      of_system != nullptr && code == ExitCode::kFailed &&
+      of_system->code() == std::errc::resource_unavailable_try_again;
+  return words + (is_thread ? ": no thread can be started. Raise the limits on "
+                              "memory and tasks (ulimit -v, ulimit -u), or "
+                              "start fewer ranks here."
+                            : "");
 }
 
 int failed(const std::string& message, ExitCode code) {
@@ -120,25 +137,8 @@ int run_program(int argc, char** argv) {
       return written(program.exit(error));
     }
     return usage_error(program, error.what(), first_word);
-  } catch (const Error& error) {
-    return failed(message_of(error), error.exit_code());
-  } catch (const c10::DistError& error) {
-    return failed(c10::str("the rendezvous or a peer is gone: ",
-                           error.what_without_backtrace()),
-                  ExitCode::kUnreachable);
-  } catch (const std::filesystem::filesystem_error& error) {
-    return failed(error.what(), ExitCode::kInputOutput);
-  } catch (const std::system_error& error) {
-    const bool is_thread =
-        error.code() == std::errc::resource_unavailable_try_again;
-    return failed(message_of(error) +
-                      (is_thread ? ": no thread can be started. Raise the "
-                                   "limits on memory and tasks (ulimit -v, "
-                                   "ulimit -u), or start fewer ranks here."
-                                 : ""),
-                  ExitCode::kFailed);
   } catch (const std::exception& error) {
-    return failed(message_of(error), ExitCode::kFailed);
+    return failed(words_for(error), exit_code_of(error));
   }
 }
 

@@ -25,7 +25,6 @@
 #include "tessera/train/preflight.h"
 #include "tessera/train/resumed_run.h"
 #include "tessera/train/run_folder.h"
-#include "tessera/train/state.h"
 #include "tessera/train/trained_model.h"
 #include "tessera/train/trainer.h"
 
@@ -44,12 +43,6 @@ struct TrainFlags {
   bool print_config = false;
 };
 
-// -1: there is none.
-int64_t newest_commit(const std::string& folder) {
-  const auto newest = checkpoint::newest_checkpoint(folder);
-  return newest ? newest->sequence : -1;
-}
-
 // What only a new checkpoint changes, wherever it is.
 class Progress {
  public:
@@ -62,7 +55,7 @@ class Progress {
 
   std::string operator()() const {
     const std::string local = newest_local();
-    return c10::str(newest_commit(place_.checkpoints), " ",
+    return c10::str(checkpoint::newest_commit(place_.checkpoints), " ",
                     local == left_ ? "" : local);
   }
 
@@ -331,7 +324,7 @@ class TrainCommand {
     std::error_code none;
     if (file.filename() != "config.json" || is_chosen("run.name") ||
         is_chosen("run.dir") || fs::equivalent(here, goes, none) ||
-        !train::has_checkpoint((here / "checkpoints").string())) {
+        !checkpoint::has_checkpoints((here / "checkpoints").string())) {
       return;
     }
     log::warning(flags_.file, " is of the run in ", here.string(),

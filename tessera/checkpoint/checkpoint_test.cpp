@@ -281,6 +281,21 @@ TEST_F(CheckpointTest, NoCheckpointIsNoError) {
   fs::create_directories(folder_ + "/step-5.tmp");
   fs::create_directories(folder_ + "/step-05");
   EXPECT_EQ(latest_on(1), std::nullopt);
+  fs::create_directories(folder_ + "/step-20.bak");  // set aside
+  EXPECT_FALSE(has_checkpoints(folder_));
+  EXPECT_FALSE(has_checkpoints(folder_ + "/missing"));
+  EXPECT_EQ(newest_commit(folder_), -1);
+  save_on(1, 2);
+  EXPECT_TRUE(has_checkpoints(folder_));
+}
+
+TEST_F(CheckpointTest, NamesThatARunTakesForItsOwn) {
+  for (const char* own : {"step-5", "step-5.tmp", "rewound.tmp-17-0"}) {
+    EXPECT_TRUE(is_of_checkpoints(own)) << own;
+  }
+  for (const char* other : {"step-5.bak", "step-05", "whole", "rewound"}) {
+    EXPECT_FALSE(is_of_checkpoints(other)) << other;
+  }
 }
 
 TEST_F(CheckpointTest, OldOnesGoWhenTheNewOneIsThere) {
@@ -290,6 +305,7 @@ TEST_F(CheckpointTest, OldOnesGoWhenTheNewOneIsThere) {
   EXPECT_EQ(read_manifest(step_path(8)).parent, 6);
   fs::create_directories(folder_ + "/step-9.tmp");
   std::ofstream(folder_ + "/step-9.tmp/shard") << "half";
+  std::ofstream(folder_ + "/rewound.tmp-17-0") << "half";
   save_on(1, 10, kSeed, {.keep = 0});
   EXPECT_THAT(names_in(folder_),
               ::testing::ElementsAre("latest", "step-10", "step-6", "step-8"));

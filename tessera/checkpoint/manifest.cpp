@@ -160,6 +160,23 @@ std::optional<StepFolder> newest_checkpoint(const std::string& folder) {
   return found == all.end() ? std::nullopt : std::optional(*found);
 }
 
+int64_t newest_commit(const std::string& folder) {
+  const auto newest = newest_checkpoint(folder);
+  return newest ? newest->sequence : -1;
+}
+
+bool has_checkpoints(const std::string& folder) {
+  std::error_code none;
+  return std::ranges::any_of(
+      fs::directory_iterator(folder, none), [](const auto& entry) {
+        return detail::step_of_name(entry.path().filename()).has_value();
+      });
+}
+
+bool is_of_checkpoints(const std::string& name) {
+  return detail::step_of_name(name).has_value() || detail::is_leftover(name);
+}
+
 void go_back_to(const std::string& folder, int64_t step) {
   const std::string name = detail::step_name(step);
   const auto newest = newest_checkpoint(folder);

@@ -82,6 +82,16 @@ std::vector<StepFolder> list_checkpoints(const std::string& folder);
 
 // The first of them that can be read.
 std::optional<StepFolder> newest_checkpoint(const std::string& folder);
+// Its sequence; -1: there is none.
+int64_t newest_commit(const std::string& folder);
+
+// Whether DIR has a step-N, by names alone: what was set aside under another
+// one, as step-20.bak, is none. DIR may be missing.
+bool has_checkpoints(const std::string& folder);
+
+// Whether an entry of DIR with that name is one to a run: a step-N, or what its
+// next save removes.
+bool is_of_checkpoints(const std::string& name);
 
 // A run goes on from DIR/step-N, which is not the newest: DIR/resumed-from says
 // so, and DIR/latest. What was saved behind it is another branch from then on.

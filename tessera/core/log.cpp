@@ -40,12 +40,16 @@ State& state() {
   return *state;
 }
 
-std::string time_of_day() {
+// A file is read weeks later, on another host.
+constexpr const char* kOnScreen = "%H:%M:%S ";
+constexpr const char* kInFile = "%Y-%m-%d %H:%M:%S%z ";
+
+std::string time_now(const char* form) {
   std::time_t now = std::time(nullptr);
   std::tm parts{};
   localtime_r(&now, &parts);
-  char text[16];
-  std::strftime(text, sizeof text, "%H:%M:%S ", &parts);
+  char text[32];
+  std::strftime(text, sizeof text, form, &parts);
   return text;
 }
 
@@ -60,11 +64,11 @@ const char* mark(Level level) {
   }
 }
 
+// Behind the time.
 std::string line_of(Level level, const std::string& message) {
   const RankContext& who = rank_context();
   const std::string prefix = who.world_size > 1 ? who.prefix() : "";
-  return time_of_day() + prefix + mark(level) +
-         printable(message, /*keeps_lines=*/true) + "\n";
+  return prefix + mark(level) + printable(message, /*keeps_lines=*/true) + "\n";
 }
 
 // REQUIRES: the lock is held.
@@ -73,7 +77,8 @@ void append(State& s, const std::string& line) {
   if (found == s.files.end()) return;
   RankFile& file = found->second;
   // Behind a full disk the next line is tried again, on a line of its own.
-  const std::string text = file.is_broken ? "\n" + line : line;
+  const std::string text =
+      (file.is_broken ? "\n" : "") + time_now(kInFile) + line;
   size_t done = 0;
   while (done < text.size()) {
     const ssize_t wrote =
@@ -101,7 +106,7 @@ void write(Level level, const std::string& message) {
   if (level < s.level) return;
   append(s, line);
   if (who.rank <= 0 || level >= Level::kWarning) {
-    show_on_screen(line);
+    show_on_screen(time_now(kOnScreen) + line);
   }
 }
 

@@ -1,7 +1,8 @@
 // One line a message on stderr and, where one is open, in the rank's own log.
 //
 // Use:     log::info("read ", files.size(), " files")
-// Form:    "12:30:01 [rank 3/8 ...] message"; warnings and errors are marked.
+// Form:    "12:30:01 [rank 3/8 ...] message", in a file with date and zone,
+//          "2026-01-31 12:30:01+0100 ..."; warnings and errors are marked.
 //          Rank 0 alone shows `info` on the screen; the others write theirs to
 //          their log file, so that N ranks do not say a thing N times.
 // Threads: any; a line is written whole.

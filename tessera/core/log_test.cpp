@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <regex>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -42,6 +43,26 @@ TEST(Log, LinesThatFindNoRoomAreLeftOut) {
   const size_t last = text.rfind('\n', text.size() - 2);
   EXPECT_NE(text.find("there is room again\n", last), std::string::npos);
   EXPECT_EQ(text.find("one of many", last), std::string::npos);
+}
+
+TEST(Log, AFileHasDateAndZoneToo) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("log");
+  const RankContextGuard as({.rank = 0});
+  open_rank_file(0, path);
+  ::testing::internal::CaptureStderr();
+  warning("a word");
+  const std::string shown = ::testing::internal::GetCapturedStderr();
+  close_rank_file(0);
+  const std::string of_day = "[0-9]{2}:[0-9]{2}:[0-9]{2}";
+  EXPECT_TRUE(
+      std::regex_match(shown, std::regex(of_day + " warning: a word\n")))
+      << shown;
+  const std::string text = read_file(path);
+  EXPECT_TRUE(
+      std::regex_match(text, std::regex("[0-9]{4}-[0-9]{2}-[0-9]{2} " + of_day +
+                                        "[+-][0-9]{4} warning: a word\n")))
+      << text;
 }
 
 }  // namespace

@@ -216,9 +216,9 @@ void read_tcp(const Reader& read, RankEnvironment& here) {
   const std::string* agent = read.text("TORCHELASTIC_USE_AGENT_STORE");
   meet.served_elsewhere =
       here.source == "torchrun" && agent != nullptr && *agent == "True";
-  if (const auto* attempt = read.text("TORCHELASTIC_RESTART_COUNT")) {
-    meet.attempt = *attempt;
-  }
+  // Each agent counts for itself, and not the hosts that came or went.
+  const auto* attempt = read.text("TORCHELASTIC_RESTART_COUNT");
+  if (meet.served_elsewhere && attempt != nullptr) meet.attempt = *attempt;
   TS_CHECK_CONFIG(!read.is_set_to_nothing("TESSERA_TOKEN_FILE"),
                   "launch: TESSERA_TOKEN_FILE is set to nothing. Name the file "
                   "of the job's token; or unset it, and whoever reaches "

@@ -35,7 +35,9 @@ struct Rendezvous {
   std::string host;
   uint16_t port = 0;
   bool served_elsewhere = false;  // torchrun's agent serves; no rank does
-  std::string attempt;  // a restart by torchrun must not read old keys
+  // Of the agent's store, where a restart must not read old keys; one that rank
+  // 0 serves is new each time.
+  std::string attempt;
   // TESSERA_TOKEN_FILE; "": whoever reaches the store may use it.
   std::string token_file;
 };

@@ -185,6 +185,14 @@ TEST(Environment, FollowsTheAgentOfTorchrun) {
   EXPECT_EQ(here.rendezvous.attempt, "2");
 }
 
+TEST(Environment, AStoreOfRank0IsTheSameWhateverTheAgentsCount) {
+  const auto here =
+      discover(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"},
+                                {"TORCHELASTIC_RESTART_COUNT", "2"}}));
+  EXPECT_FALSE(here.rendezvous.served_elsewhere);
+  EXPECT_EQ(here.rendezvous.attempt, "");
+}
+
 TEST(Environment, TakesTheTokenOfTheJobOverTcpAlone) {
   const Variables token = {{"TESSERA_TOKEN_FILE", "/run/token"}};
   EXPECT_EQ(discover(with(kTorchrun, token)).rendezvous.token_file,

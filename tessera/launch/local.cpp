@@ -166,10 +166,8 @@ std::vector<std::string> LocalRun::variables_of(int64_t rank) const {
     all["RANK"] = all["LOCAL_RANK"] = number;
     all["WORLD_SIZE"] = all["LOCAL_WORLD_SIZE"] = count;
     all["GROUP_RANK"] = "0";
-    if (!all.contains("MASTER_ADDR") && !all.contains("MASTER_PORT")) {
-      all["MASTER_ADDR"] = kLoopback;
-      all["MASTER_PORT"] = master_port_;
-    }
+    all.emplace("MASTER_ADDR", kLoopback);  // unless set
+    all.emplace("MASTER_PORT", master_port_);
   }
   std::vector<std::string> list;
   for (const auto& [name, value] : all) list.push_back(name + "=" + value);

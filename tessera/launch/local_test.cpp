@@ -157,6 +157,13 @@ TEST_F(Local, AProgramThatKnowsTorchrunFindsItsPlace) {
   options.environment = {{"MASTER_ADDR", "a-host"}, {"MASTER_PORT", "77"}};
   EXPECT_EQ(Launcher(options).finish(), 0);
   EXPECT_EQ(content("place1"), "1 2 1 2 0 a-host 77\n");
+  options.environment = {{"MASTER_PORT", "77"}};
+  EXPECT_EQ(Launcher(options).finish(), 0);
+  EXPECT_EQ(content("place1"), "1 2 1 2 0 127.0.0.1 77\n");
+  options.environment = {{"MASTER_ADDR", "a-host"}};
+  EXPECT_EQ(Launcher(options).finish(), 0);
+  EXPECT_THAT(content("place1"),
+              ::testing::MatchesRegex("1 2 1 2 0 a-host [1-9][0-9]+\n"));
 }
 
 TEST_F(Local, ACopyHasWhatAProgramWouldHave) {

@@ -20,6 +20,7 @@
 
 #include "tessera/core/broken_pipe.h"
 #include "tessera/core/error.h"
+#include "tessera/core/exit_code.h"
 #include "tessera/core/fd.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
@@ -244,8 +245,7 @@ std::string own_address(const RankEnvironment& here) {
 }
 
 Error as_error(const std::exception& error) {
-  const auto* ours = dynamic_cast<const Error*>(&error);
-  return {ours ? ours->exit_code() : ExitCode::kFailed, message_of(error)};
+  return {exit_code_of(error), message_of(error)};
 }
 
 // Leaves this rank's refusal at the store that `reach` gives. Peers that cannot

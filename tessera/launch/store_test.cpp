@@ -11,9 +11,11 @@
 
 #include <atomic>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <sstream>
+#include <system_error>
 #include <thread>
 
 #include "tessera/core/error.h"
@@ -163,6 +165,24 @@ TEST_P(AnyTcpStore, RanksMeetOverTcpAndFindOutWhoIsNear) {
   }
   outcomes[2].meeting->store->set("from", "two");
   EXPECT_EQ(outcomes[1].meeting->store->get_to_str("from"), "two");
+}
+
+// As torchrun's agents count for themselves how often they started ranks.
+TEST(Store, RanksOfAgentsThatCountOtherwiseMeet) {
+  const std::string port = std::to_string(free_port());
+  std::vector<RankEnvironment> all;
+  for (const char* number : {"0", "1"}) {
+    all.push_back(discover({{"RANK", number},
+                            {"WORLD_SIZE", "2"},
+                            {"MASTER_ADDR", "127.0.0.1"},
+                            {"MASTER_PORT", port},
+                            {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+                            {"TORCHELASTIC_RESTART_COUNT", number},
+                            {"TESSERA_JOIN_TIMEOUT_S", "5"}}));
+  }
+  for (const Outcome& outcome : join_all(all)) {
+    EXPECT_TRUE(outcome.meeting) << outcome.message;
+  }
 }
 
 TEST_P(AnyTcpStore, ListensOnTheAddressThatWasAskedForAlone) {
@@ -429,6 +449,21 @@ TEST(BeginTogether, SoDoesOneThatEndsBeforeItJoins) {
     EXPECT_EQ(other.code, ExitCode::kInputOutput);
     EXPECT_THAT(other.message, HasSubstr("run.json cannot be read."));
   }
+}
+
+TEST(BeginTogether, WhatALibraryThrowsHasTheCodeThatTheRankEndsWith) {
+  const uint16_t port = free_port();
+  const std::filesystem::filesystem_error why(
+      "cannot copy", std::make_error_code(std::errc::no_space_on_device));
+  Outcome other;
+  std::thread waits([&] {
+    other = try_to_begin(alone_on_host(0, 2, port), nothing,
+                         [](int64_t) { ADD_FAILURE() << "a rank began"; });
+  });
+  refuse(alone_on_host(1, 2, port), why);
+  waits.join();
+  EXPECT_EQ(other.code, ExitCode::kInputOutput);
+  EXPECT_THAT(other.message, HasSubstr("cannot copy"));
 }
 
 // Rank 0 serves, and is gone when the other one has prepared.

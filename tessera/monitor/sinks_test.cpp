@@ -19,6 +19,7 @@
 #include "tessera/core/files.h"
 #include "tessera/monitor/console.h"
 #include "tessera/monitor/json_lines.h"
+#include "tessera/monitor/links.h"
 #include "tessera/monitor/sink.h"
 #include "tessera/monitor/summary.h"
 #include "tessera/monitor/tensorboard.h"
@@ -313,6 +314,42 @@ TEST(TensorBoard, WritesARecordForEachStep) {
   sink.close({});
 }
 
+TEST(TensorBoard, ManyLinksHaveTwoNames) {
+  StepRecord record = record_of(1);
+  record.links = {{.from = 0, .to = 1, .gbps = 3},
+                  {.from = 2, .to = 3, .gbps = 1},
+                  {.from = 4, .to = 5, .gbps = 2}};
+  const auto event_of = [&](int64_t world_size) {
+    const TemporaryFolder folder;
+    RunInfo info = info_in(folder.path());
+    info.world_size = world_size;
+    TensorBoard sink(info);
+    sink.step(record);
+    return events_in(sink.path()).at(1);
+  };
+  EXPECT_THAT(event_of(11), HasSubstr("links/2-3/bandwidth(GB/s)"));
+  const std::string many = event_of(12);
+  EXPECT_THAT(many, HasSubstr("links/slowest/bandwidth(GB/s)"));
+  EXPECT_THAT(many, HasSubstr("links/median/latency(us)"));
+  EXPECT_THAT(many, Not(HasSubstr("links/2-3")));
+}
+
+TEST(Links, OfManyTheSlowestAndTheMedianAreShown) {
+  std::vector<LinkSpeed> links;
+  for (int64_t i = 0; i < 64; ++i) {
+    links.push_back({.to = i, .gbps = static_cast<double>(64 - i)});
+  }
+  EXPECT_EQ(slowest_and_median(links)[0].gbps, 64);  // as they are
+  for (int64_t i = 64; i < 1001; ++i) {
+    links.push_back({.to = i, .gbps = static_cast<double>(i + 1)});
+  }
+  const auto shown = slowest_and_median(links);
+  ASSERT_EQ(shown.size(), 65U);
+  EXPECT_EQ(shown[0].gbps, 1);
+  EXPECT_EQ(shown[63].gbps, 64);
+  EXPECT_EQ(shown[64].gbps, 501);
+}
+
 TEST(TensorBoard, EachStartHasAFileOfItsOwn) {
   const TemporaryFolder folder;
   const TensorBoard first(info_in(folder.path()));
@@ -335,9 +372,6 @@ TEST(Summary, TellsHowTheRunWent) {
     record.was_skipped = step == 12 || step == 13;
     if (step == 12) record.validation = Validation{.loss = 5.5};
     if (step == 14) record.validation = Validation{.loss = 6};
-    const auto us = static_cast<double>(step);
-    if (step > 11) record.links = {{.from = 0, .to = 1, .latency_us = us}};
-    if (step == 12) record.links.push_back({.from = 0, .to = 2, .gbps = 7.5});
     sink.step(record);
   }
   sink.close({.reason = "failed",
@@ -348,7 +382,9 @@ TEST(Summary, TellsHowTheRunWent) {
                            .calls = 3,
                            .bytes = 4096,
                            .seconds = 0.5},
-                          {.group = "tp", .verb = "barrier", .calls = 1}}});
+                          {.group = "tp", .verb = "barrier", .calls = 1}},
+              .links = {{.from = 0, .to = 1, .latency_us = 14},
+                        {.from = 0, .to = 2, .gbps = 7.5}}});
   const std::string path = folder.file("summary.json");
   const Json json = parse_json(read_file(path), path);
   EXPECT_EQ(json["reason"], "failed");
@@ -369,7 +405,7 @@ TEST(Summary, TellsHowTheRunWent) {
   EXPECT_EQ(json["communication"][0]["bytes"], 4096);
   EXPECT_EQ(json["communication"][1]["verb"], "barrier");
   ASSERT_EQ(json["links"].size(), 2U);
-  EXPECT_EQ(json["links"][0]["latency_us"], 14);  // the last one measured
+  EXPECT_EQ(json["links"][0]["latency_us"], 14);
   EXPECT_EQ(json["links"][1]["to"], 2);
   EXPECT_EQ(json["links"][1]["gbps"], 7.5);
 }

@@ -48,11 +48,10 @@ struct StepRecord {
   std::optional<double> tflops;  // of a rank; unknown: null
   std::optional<double> mfu;     // 0..1 of a rank's peak
   double mem_peak_mib = 0;       // of the worst rank
-  // Of the worst rank, as are the next three: in which something was under way.
-  double comm_s = 0;
-  int64_t comm_bytes = 0;
+  double comm_s = 0;  // of the worst rank: in which something was under way
+  int64_t comm_bytes = 0;  // of the worst rank, which may be another
   std::optional<double> comm_latency_us;
-  std::optional<double> comm_gbps;
+  std::optional<double> comm_gbps;  // of the rank that has comm_s
   // Means over ranks, of a step whose timeline was taken: see timeline.h.
   std::optional<double> bubble;  // share of the step
 
@@ -78,7 +77,7 @@ struct StepRecord {
   std::optional<Sample> sample;          // its seconds are sample_s
   // The step whose checkpoint could not be written: told once it is known.
   std::optional<int64_t> checkpoint_failed;
-  // Those measured after this step; in TensorBoard and the summary alone.
+  // Those measured after this step; in TensorBoard alone.
   std::vector<LinkSpeed> links;
 };
 
@@ -115,11 +114,14 @@ struct RankWork {
 };
 
 struct RunEnd {
-  std::string reason = "done";  // done | stopped | failed
+  std::string reason = "done";  // done | stopped | failed | rewound
   int exit_code = 0;
   std::string message = {};                // of the error, where it failed
   std::vector<GroupTraffic> traffic = {};  // of rank 0
   std::vector<RankWork> ranks = {};        // none of a run of one
+  // As last measured: within hosts of each two ranks, of each two hosts the
+  // best; of both those of slowest_and_median().
+  std::vector<LinkSpeed> links = {};
   std::optional<double> peak_tflops = {};  // of a rank: what mfu compares with
   int64_t rewinds = 0;  // times that the run went back from a spike
 };

@@ -24,8 +24,6 @@ void Summary::step(const StepRecord& record) {
   tokens_ += record.tokens;
   step_seconds_ += record.step_s;
   mem_peak_mib_ = std::max(mem_peak_mib_, record.mem_peak_mib);
-  for (const LinkSpeed& link : record.links)
-    links_[{link.from, link.to}] = link;
   if (!record.validation) return;
   last_valid_loss_ = record.validation->loss;
   best_valid_loss_ =  // of those that are numbers
@@ -49,7 +47,7 @@ void Summary::close(const RunEnd& end) {
                           .number("seconds", of.seconds));
   }
   std::vector<detail::JsonText> links;
-  for (const auto& [ranks, link] : links_) {
+  for (const LinkSpeed& link : end.links) {
     links.push_back(detail::JsonText()
                         .number("from", link.from)
                         .number("to", link.to)

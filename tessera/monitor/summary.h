@@ -6,9 +6,7 @@
 #pragma once
 
 #include <chrono>
-#include <map>
 #include <optional>
-#include <utility>
 
 #include "tessera/monitor/sink.h"
 
@@ -34,7 +32,6 @@ class Summary : public Sink {
   int64_t tokens_ = 0;
   double step_seconds_ = 0;
   double mem_peak_mib_ = 0;
-  std::map<std::pair<int64_t, int64_t>, LinkSpeed> links_;  // as last measured
 };
 
 }  // namespace tessera::monitor

@@ -12,6 +12,7 @@
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
 #include "tessera/monitor/fields.h"
+#include "tessera/monitor/links.h"
 
 namespace tessera::monitor {
 namespace {
@@ -136,6 +137,23 @@ std::string as_code(const std::string& text) {
   return code;
 }
 
+// Where ranks have few pairs each has tags of its own; else the slowest link of
+// the round and its median one have.
+void add_links(const std::vector<LinkSpeed>& links, int64_t world_size,
+               Values& values) {
+  const bool are_few =
+      world_size * (world_size - 1) / 2 <= static_cast<int64_t>(kLinksShown);
+  const auto shown = are_few ? links : slowest_and_median(links, /*most=*/1);
+  for (size_t i = 0; i < shown.size(); ++i) {
+    const LinkSpeed& link = shown[i];
+    const std::string name = are_few  ? c10::str(link.from, "-", link.to)
+                             : i == 0 ? "slowest"
+                                      : "median";
+    values.add("links/" + name + "/latency(us)", link.latency_us);
+    values.add("links/" + name + "/bandwidth(GB/s)", link.gbps);
+  }
+}
+
 Values values_of(const StepRecord& record, const RunInfo& info) {
   Values values;
   for (const Field& field : fields()) {
@@ -158,11 +176,7 @@ Values values_of(const StepRecord& record, const RunInfo& info) {
       values.add(c10::str(field.name, "/", i), numbers[i]);
     }
   }
-  for (const LinkSpeed& link : record.links) {
-    const std::string name = c10::str("links/", link.from, "-", link.to);
-    values.add(name + "/latency(us)", link.latency_us);
-    values.add(name + "/bandwidth(GB/s)", link.gbps);
-  }
+  add_links(record.links, info.world_size, values);
   if (record.sample) {
     values.add_text("sample",
                     as_code(record.sample->prompt + record.sample->text));

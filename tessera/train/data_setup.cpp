@@ -19,7 +19,6 @@
 #include "tessera/data/tokenizer_trainer.h"
 #include "tessera/engine/reader.h"
 #include "tessera/train/resumed_run.h"
-#include "tessera/train/state.h"
 #include "tessera/train/trained_model.h"
 
 namespace tessera::train {
@@ -41,7 +40,7 @@ std::string tokenizer_path(const RunConfig& config) {
 bool goes_on(const RunConfig& config, const RunFolder& folder,
              const std::string& resume) {
   if (resume == "auto") {
-    return has_checkpoint(folder.checkpoints()) ||
+    return checkpoint::has_checkpoints(folder.checkpoints()) ||
            (config.checkpoint.saves_locally() &&
             checkpoint::has_local_checkpoints(folder.checkpoints()));
   }

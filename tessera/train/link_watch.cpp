@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "tessera/core/host.h"
-#include "tessera/train/median.h"
+#include "tessera/monitor/links.h"
 
 namespace tessera::train {
 
@@ -13,12 +13,39 @@ LinkWatch::LinkWatch(std::vector<std::string> hosts)
     : hosts_(std::move(hosts)) {}
 
 void LinkWatch::add(const std::vector<monitor::LinkSpeed>& links) {
+  for (const monitor::LinkSpeed& link : links) {
+    if (hosts_.at(link.from) != hosts_.at(link.to)) continue;
+    within_[{link.from, link.to}] = link;
+  }
   const auto measured = lines_of(links);
-  for (const auto& [hosts, now] : measured) lines_[hosts].last = now.gbps;
+  for (const auto& [hosts, now] : measured) lines_[hosts].last = now;
+  const MedianOfOthers others = median_of_others();
   wants_again_ = false;
   for (const auto& [hosts, now] : measured) {
-    judge(lines_[hosts], now, usual(hosts));
+    Line& line = lines_[hosts];
+    judge(line, now, line.is_slow ? std::nullopt : usual(line, others));
   }
+}
+
+std::vector<monitor::LinkSpeed> LinkWatch::links() const {
+  std::vector<monitor::LinkSpeed> within, between;
+  for (const auto& [ranks, link] : within_) within.push_back(link);
+  for (const auto& [hosts, line] : lines_) between.push_back(line.last.link);
+  std::ranges::sort(between, {}, [](const monitor::LinkSpeed& link) {
+    return std::pair(link.from, link.to);
+  });
+  auto all = monitor::slowest_and_median(std::move(within));
+  between = monitor::slowest_and_median(std::move(between));
+  all.insert(all.end(), between.begin(), between.end());
+  return all;
+}
+
+MedianOfOthers LinkWatch::median_of_others() const {
+  std::vector<double> all;
+  for (const auto& [hosts, line] : lines_) {
+    if (!line.is_slow) all.push_back(line.last.gbps);
+  }
+  return MedianOfOthers(all);
 }
 
 std::map<LinkWatch::Hosts, LinkWatch::Measured> LinkWatch::lines_of(
@@ -45,17 +72,11 @@ std::map<LinkWatch::Hosts, LinkWatch::Measured> LinkWatch::lines_of(
   return lines;
 }
 
-std::optional<double> LinkWatch::usual(const Hosts& hosts) const {
-  std::optional<double> found;
-  std::vector<double> others;
-  for (const auto& [of, line] : lines_) {
-    if (of != hosts && !line.is_slow) others.push_back(line.last);
-  }
-  if (!others.empty()) found = upper_median(others);
-  const auto& earlier = lines_.at(hosts).earlier;
-  if (earlier.size() >= kFew) {
-    found = std::max(found.value_or(0),
-                     upper_median({earlier.begin(), earlier.end()}));
+std::optional<double> LinkWatch::usual(const Line& line,
+                                       const MedianOfOthers& others) {
+  auto found = others.without(line.last.gbps);
+  if (line.earlier.size() >= kFew) {
+    found = std::max(found.value_or(0), upper_median(line.earlier));
   }
   return found;
 }
@@ -74,7 +95,7 @@ void LinkWatch::judge(Line& line, const Measured& now,
   } else {
     line.slow_in_a_row = 0;
     line.earlier.push_back(now.gbps);
-    if (line.earlier.size() > kMany) line.earlier.pop_front();
+    if (line.earlier.size() > kMany) line.earlier.erase(line.earlier.begin());
     return;
   }
   tell(line, now);

@@ -12,7 +12,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "tessera/monitor/step_record.h"
+#include "tessera/train/median.h"
 #include "tessera/train/news.h"
 
 namespace tessera::train {
@@ -36,6 +36,8 @@ class LinkWatch {
 
   // The links of one round.
   void add(const std::vector<monitor::LinkSpeed>& links);
+  // RunEnd::links.
+  std::vector<monitor::LinkSpeed> links() const;
   // That round is to be measured again after the next step.
   bool wants_again() const { return wants_again_; }
   // That a line has become slow, or is no longer.
@@ -43,22 +45,25 @@ class LinkWatch {
 
  private:
   using Hosts = std::pair<std::string, std::string>;
+  // What a round says of a line: that of its best link.
+  struct Measured {
+    monitor::LinkSpeed link;
+    double gbps = 0;  // of the line, 10^9 bytes a second, as all here
+  };
   struct Line {
-    double last = 0;             // 10^9 bytes a second, as all here
-    std::deque<double> earlier;  // while it was not slow
+    Measured last;
+    std::vector<double> earlier;  // while it was not slow
     int64_t slow_in_a_row = 0;
     bool is_slow = false;
     double expected = 0;  // of a slow one, which is none with half of it
   };
-  // What a round says of a line: that of its best link.
-  struct Measured {
-    monitor::LinkSpeed link;
-    double gbps = 0;  // of the line
-  };
+  // Of the lines that are not slow, as last measured.
+  MedianOfOthers median_of_others() const;
   std::map<Hosts, Measured> lines_of(
       const std::vector<monitor::LinkSpeed>& links) const;
-  // nullopt: nothing to hold it against.
-  std::optional<double> usual(const Hosts& hosts) const;
+  // nullopt: nothing to hold it against. REQUIRES: it is one of `others`.
+  static std::optional<double> usual(const Line& line,
+                                     const MedianOfOthers& others);
   void judge(Line& line, const Measured& now, std::optional<double> usual);
   // What has become of it.
   void tell(const Line& line, const Measured& now);
@@ -66,6 +71,8 @@ class LinkWatch {
 
   const std::vector<std::string> hosts_;
   std::map<Hosts, Line> lines_;
+  // Of two ranks of one host, as last measured.
+  std::map<std::pair<int64_t, int64_t>, monitor::LinkSpeed> within_;
   bool wants_again_ = false;
   std::vector<News> news_;
 };

@@ -3,7 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+#include <vector>
+
 #include "tessera/comm/link.h"
+#include "tessera/monitor/links.h"
+#include "tessera/train/median.h"
 
 namespace tessera::train {
 namespace {
@@ -113,6 +118,44 @@ TEST(Links, WhatSharesALineIsNotSlow) {
 TEST(Links, WithinAHostNothingIsJudged) {
   Network network{1, 4};
   EXPECT_TRUE(network.measure({}, 100).empty());
+}
+
+TEST(Links, AreToldByRanksWithinAHostAndByHostsBetween) {
+  Network network{3, 2};
+  network.measure({{{0, 2}, 0.5}}, 10);
+  const auto links = network.watch.links();
+  std::vector<std::tuple<int64_t, int64_t, double>> told;
+  for (const auto& link : links) {
+    told.emplace_back(link.from, link.to, link.gbps);
+  }
+  // Two share what leaves a host.
+  const decltype(told) expected = {{0, 1, 0.01}, {2, 3, 0.01}, {4, 5, 0.01},
+                                   {0, 4, 0.25}, {1, 3, 0.5},  {2, 5, 0.5}};
+  EXPECT_EQ(told, expected);
+}
+
+TEST(Links, OfManyLinesTheSlowestAndTheMedianAreTold) {
+  Network network{24, 1};
+  network.measure({{{20, 23}, 0.5}}, 23);
+  const auto links = network.watch.links();
+  ASSERT_EQ(links.size(), monitor::kLinksShown + 1);
+  EXPECT_EQ(links.front().from, 20);
+  EXPECT_EQ(links.front().to, 23);
+  EXPECT_EQ(links.back().gbps, 1);
+}
+
+TEST(Links, TheMedianOfAllButOneIsThatOfTheOthers) {
+  for (const auto& all : std::vector<std::vector<double>>{
+           {1, 2}, {2, 1, 3}, {4, 1, 1, 2}, {5, 3, 3, 3, 1}}) {
+    const MedianOfOthers median(all);
+    for (size_t i = 0; i < all.size(); ++i) {
+      auto others = all;
+      others.erase(others.begin() + static_cast<int64_t>(i));
+      EXPECT_EQ(median.without(all[i]), upper_median(others));
+    }
+  }
+  EXPECT_EQ(MedianOfOthers({1}).without(1), std::nullopt);
+  EXPECT_EQ(MedianOfOthers({}).without(1), std::nullopt);
 }
 
 }  // namespace

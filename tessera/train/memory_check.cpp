@@ -161,7 +161,7 @@ std::string out_of_memory_text(const c10::OutOfMemoryError& error) {
 
 void refuse_out_of_memory(const RunConfig& config,
                           const c10::OutOfMemoryError& error,
-                          program::Purpose purpose) {
+                          program::Purpose purpose, ExitCode code) {
   // What it was making when it ended may be gone by now.
   const auto held = [](MemoryKind kind) {
     return bytes_text(monitor::tensor_bytes(kind).peak);
@@ -172,11 +172,11 @@ void refuse_out_of_memory(const RunConfig& config,
           ? c10::str(", ", held(MemoryKind::kGradients), " of gradients and ",
                      held(MemoryKind::kOptimizer), " of the optimizer's states")
           : "";
-  TS_CHECK_CONFIG(
-      false, out_of_memory_text(error), " This rank held ",
-      held(MemoryKind::kParameters), " of parameters", beside_parameters,
-      ", and up to ", held(MemoryKind::kWork), " beside them. Use ",
-      c10::Join(" or ", ways_to_need_less(config, {}, purpose)), ".");
+  TS_CHECK_CODE(false, code, out_of_memory_text(error), " This rank held ",
+                held(MemoryKind::kParameters), " of parameters",
+                beside_parameters, ", and up to ", held(MemoryKind::kWork),
+                " beside them. Use ",
+                c10::Join(" or ", ways_to_need_less(config, {}, purpose)), ".");
 }
 
 int64_t memory_of_host() {

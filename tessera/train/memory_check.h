@@ -1,7 +1,7 @@
 // Whether what ranks hold fits into the memory of their host, and what would
 // need less where it does not, or a device has no more.
 //
-// Errors: TS_CHECK_CONFIG.
+// Errors: TS_CHECK_CONFIG, but where a code is given.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 
+#include "tessera/core/error.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/program/instruction.h"
 
@@ -30,11 +31,12 @@ void check_memory(const engine::RunConfig& config, const HostRanks& ranks,
 // "memory of the device: " and the line in which its allocator says so.
 std::string out_of_memory_text(const c10::OutOfMemoryError& error);
 
-// Ends the work of a rank whose device has no more memory: TS_CHECK_CONFIG,
-// with the most that this rank has held, by kind, and what would need less.
+// Ends the work of a rank whose device has no more memory, with the most that
+// this rank has held, by kind, and what would need less.
 [[noreturn]] void refuse_out_of_memory(
     const engine::RunConfig& config, const c10::OutOfMemoryError& error,
-    program::Purpose purpose = program::Purpose::kTraining);
+    program::Purpose purpose = program::Purpose::kTraining,
+    ExitCode code = ExitCode::kConfig);
 
 // What TESSERA_HOST_MEMORY says ("16G"), else what the host has; 0: unknown.
 int64_t memory_of_host();

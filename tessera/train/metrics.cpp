@@ -284,8 +284,11 @@ StepTotals Metrics::exchange(const StepShare& share) {
   impl_->keep_peaks(all.select(1, kMemory));
   record.comm_s = worst[kCommSeconds];
   record.comm_bytes = static_cast<int64_t>(worst[kCommBytes]);
-  if (record.comm_s > 0) {
-    record.comm_gbps = worst[kCommBytes] / record.comm_s / 1e9;
+  if (record.comm_s > 0) {  // of one rank both
+    const int64_t busiest =
+        all.select(1, kCommSeconds).argmax().item<int64_t>();
+    record.comm_gbps =
+        all[busiest][kCommBytes].item<double>() / record.comm_s / 1e9;
   }
   record.comm_latency_us = impl_->latency;
   if (impl_->config.model.layers_with_experts() > 0) {
@@ -324,7 +327,9 @@ void Metrics::record(monitor::StepRecord record) {
   const auto cut = [&](double& seconds) {
     seconds = std::min(seconds, record.step_s);
   };
+  const double uncut = record.comm_s;
   cut(record.comm_s);
+  if (record.comm_gbps) *record.comm_gbps *= uncut / record.comm_s;
   if (record.exposed_comm_s) cut(*record.exposed_comm_s);
   std::ranges::for_each(record.comm_s_by_rank, cut);
   std::ranges::for_each(record.exposed_comm_s_by_rank, cut);
@@ -353,6 +358,7 @@ void Metrics::close(const monitor::RunEnd& end) {
                                .seconds = verb.seconds});
     }
   }
+  whole.links = impl_->lines.links();
   whole.ranks = impl_->stragglers.ranks();
   for (auto& of : whole.ranks) {
     if (!impl_->peaks_mib.defined()) break;  // no step was told

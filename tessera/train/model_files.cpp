@@ -4,6 +4,7 @@
 
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/hugging_face_files.h"
+#include "tessera/core/files.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/train/trained_model.h"
 
@@ -18,6 +19,8 @@ std::string kept_model_files(const std::string& run_folder) {
 void keep_model_files(const engine::RunConfig& config, const RunFolder& folder,
                       bool resumed) {
   const std::string kept = kept_model_files(folder.path());
+  const std::string copied = kept + ".tmp";  // what is named so may be a part
+  fs::remove_all(copied);
   if (resumed && fs::exists(kept)) return;
   std::string source;
   if (!config.model.from.empty()) {
@@ -26,8 +29,11 @@ void keep_model_files(const engine::RunConfig& config, const RunFolder& folder,
   if (!source.empty() && fs::exists(kept) && fs::equivalent(source, kept)) {
     return;  // the run starts from itself
   }
+  if (!source.empty()) checkpoint::copy_hugging_face_files(source, copied);
   fs::remove_all(kept);
-  if (!source.empty()) checkpoint::copy_hugging_face_files(source, kept);
+  if (!fs::exists(copied)) return;
+  fs::rename(copied, kept);
+  sync_path(folder.path());
 }
 
 bool has_same_tokenizer(const std::string& folder, const std::string& kept) {

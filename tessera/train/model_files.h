@@ -14,7 +14,8 @@ namespace tessera::train {
 std::string kept_model_files(const std::string& run_folder);
 
 // Keeps those of model.from, which may be a run that kept some. A run that is
-// resumed keeps what it has.
+// resumed keeps what it has. What a start that is killed leaves is never a part
+// of them.
 void keep_model_files(const engine::RunConfig& config, const RunFolder& folder,
                       bool resumed);
 

@@ -237,8 +237,7 @@ Rewind kept_rewind(const RunFolder& folder, const Resumed& found,
 int64_t newest_commit(const RunFolder& folder, comm::Group& world) {
   int64_t newest = -1;
   comm::on_first(world, "listing " + folder.checkpoints(), [&] {
-    const auto found = checkpoint::newest_checkpoint(folder.checkpoints());
-    if (found) newest = found->sequence;
+    newest = checkpoint::newest_commit(folder.checkpoints());
   });
   return comm::numbers_of_rank_0(world, {newest})[0];
 }

@@ -2,10 +2,10 @@
 
 #include <charconv>
 #include <cmath>
-#include <filesystem>
 #include <map>
 #include <utility>
 
+#include "tessera/checkpoint/manifest.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
@@ -243,17 +243,8 @@ std::string left_out_text(const std::vector<data::Skip>& ranges,
   return some_of(texts, 16);
 }
 
-bool has_checkpoint(const std::string& folder) {
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with("step-") && !name.ends_with(".tmp")) return true;
-  }
-  return false;
-}
-
 void check_resume(const std::string& resume, const std::string& folder) {
-  TS_CHECK_CONFIG(resume != "never" || !has_checkpoint(folder),
+  TS_CHECK_CONFIG(resume != "never" || !checkpoint::has_checkpoints(folder),
                   "--resume never, but ", folder,
                   " holds checkpoints, which a new run would replace. Give the "
                   "run another name (run.name), or remove that folder.");

@@ -65,9 +65,6 @@ void require_ranges(const std::vector<data::Skip>& ranges,
 std::string left_out_text(const std::vector<data::Skip>& ranges,
                           const SavedRun& run, int64_t global_batch);
 
-// By names alone. The folder may be missing.
-bool has_checkpoint(const std::string& folder);
-
 // --resume never wants a `folder` without checkpoints.
 void check_resume(const std::string& resume, const std::string& folder);
 

@@ -51,8 +51,8 @@ fs::path checkpoints_of(const fs::path& run) {
   const RunConfig saved = run_config_from_text(text, config.string());
   if (saved.checkpoint.dir.empty()) return own;  // wherever the run lies now
   const fs::path elsewhere = RunFolder(saved).checkpoints();
-  if (has_checkpoint(elsewhere.string())) return elsewhere;
-  if (has_checkpoint(own.string())) {
+  if (checkpoint::has_checkpoints(elsewhere.string())) return elsewhere;
+  if (checkpoint::has_checkpoints(own.string())) {
     log::warning(config.string(), " has the run's checkpoints in ",
                  elsewhere.string(), ", where none is: those of ", own.string(),
                  " are taken, which may be older");
@@ -225,8 +225,9 @@ void refuse_adapters(const std::string& path) {
 // `latest` is not asked: a kill may have left it behind.
 std::string newest_checkpoint_in(const std::string& folder) {
   if (checkpoint::is_hugging_face_folder(folder)) return "";
-  const std::string checkpoints =
-      has_checkpoint(folder) ? folder : checkpoints_of(folder).string();
+  const std::string checkpoints = checkpoint::has_checkpoints(folder)
+                                      ? folder
+                                      : checkpoints_of(folder).string();
   const auto all = checkpoint::list_checkpoints(checkpoints);
   for (const auto& found : all) {
     const std::string step = checkpoint::step_folder(checkpoints, found.step);

@@ -13,6 +13,7 @@
 #include "tessera/comm/agree.h"
 #include "tessera/comm/host_map.h"
 #include "tessera/core/error.h"
+#include "tessera/core/exit_code.h"
 #include "tessera/core/files.h"
 #include "tessera/core/hash.h"
 #include "tessera/core/log.h"
@@ -21,6 +22,7 @@
 #include "tessera/engine/recorder.h"
 #include "tessera/engine/run_devices.h"
 #include "tessera/optim/schedule.h"
+#include "tessera/program/instruction.h"
 #include "tessera/train/begun_steps.h"
 #include "tessera/train/changes.h"
 #include "tessera/train/data_setup.h"
@@ -52,6 +54,15 @@ using engine::RunConfig;
 
 namespace {
 
+// A device that had room for a step may have it again: who starts ranks anew
+// does so then, and not where what was asked for never fitted.
+[[noreturn]] void end_out_of_memory(const RunConfig& config,
+                                    const c10::OutOfMemoryError& error,
+                                    bool has_stepped) {
+  refuse_out_of_memory(config, error, program::Purpose::kTraining,
+                       has_stepped ? ExitCode::kFailed : ExitCode::kConfig);
+}
+
 class Trainer {
  public:
   // `so_far`: with options.resume, where a run has gone back to.
@@ -66,7 +77,8 @@ class Trainer {
         folder_(config),
         checkpoints_(folder_.checkpoints(), ranks.world(),
                      config.checkpoint.async),
-        so_far_(so_far) {}
+        so_far_(so_far),
+        has_stepped_(so_far.num_rewinds > 0) {}
   ~Trainer() { log::close_rank_file(static_cast<int>(ranks_.rank())); }
 
   // Nothing where the run goes back to next().
@@ -301,7 +313,7 @@ class Trainer {
   // The sinks hear how the run ended, whatever ended it.
   std::optional<ExitCode> loop_and_close() {
     try {
-      const std::optional<ExitCode> code = loop();
+      const std::optional<ExitCode> code = loop_in_memory();
       if (!code) {
         on_rank_0("writing metrics", [&] {
           metrics_->close({.reason = "rewound", .rewinds = next_->num_rewinds});
@@ -321,14 +333,20 @@ class Trainer {
     }
   }
 
+  std::optional<ExitCode> loop_in_memory() {
+    try {
+      return loop();
+    } catch (const c10::OutOfMemoryError& error) {
+      end_out_of_memory(config_, error, has_stepped_);
+    }
+  }
+
   // A sink that fails as well (a full disk) must not hide the first cause.
   void tell_failure(const std::exception& error) {
-    const auto* ours = dynamic_cast<const Error*>(&error);
-    const ExitCode code = ours ? ours->exit_code() : ExitCode::kFailed;
     log::note("ended with an error: " + message_of(error));
     try {
       metrics_->close({.reason = "failed",
-                       .exit_code = static_cast<int>(code),
+                       .exit_code = static_cast<int>(exit_code_of(error)),
                        .message = message_of(error),
                        .rewinds = so_far_.num_rewinds});
     } catch (const std::exception& second) {
@@ -426,6 +444,7 @@ class Trainer {
     while (is_looked_at(step_) ||
            begun_->count() > config_.monitor.losses_late) {
       BegunSteps::Finished done = begun_->finish();
+      has_stepped_ = true;
       if (model_->actor().was_skipped()) {
         handle_skipped(done.step);
       } else {
@@ -615,6 +634,7 @@ class Trainer {
   SpikeWatch spikes_{config_.spike, {}};
   Rewind so_far_;               // before this start
   std::optional<Rewind> next_;  // where the run goes back to
+  bool has_stepped_ = false;    // in this process
   int64_t first_step_ = 0;      // updates done before this run
   int64_t step_ = 0;            // steps done, or begun
   int64_t skipped_ = 0;         // that updated nothing
@@ -641,14 +661,18 @@ ExitCode train_through_spikes(const RunConfig& config,
                               comm::Communicator& ranks, TrainOptions options,
                               bool speeds_are_measured) {
   Rewind so_far{.resume = options.resume};
-  while (true) {
-    Trainer trainer(config, ranks, options, so_far, speeds_are_measured);
-    const auto code = trainer.run();
-    if (code) return *code;
-    so_far = *trainer.next();
-    options.resume = so_far.resume;
-    options.is_prepared = true;
-    if (trainer.stops()) options.stop_requested = [] { return true; };
+  try {
+    while (true) {
+      Trainer trainer(config, ranks, options, so_far, speeds_are_measured);
+      const auto code = trainer.run();
+      if (code) return *code;
+      so_far = *trainer.next();
+      options.resume = so_far.resume;
+      options.is_prepared = true;
+      if (trainer.stops()) options.stop_requested = [] { return true; };
+    }
+  } catch (const c10::OutOfMemoryError& error) {
+    end_out_of_memory(config, error, so_far.num_rewinds > 0);
   }
 }
 

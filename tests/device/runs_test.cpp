@@ -162,6 +162,45 @@ TEST(MemoryOfADevice, WhereThereIsTooLittleItSaysWhatIsHeldAndWhatHelps) {
           "with more memory.*"));
 }
 
+// Others use it too: the same run may have room when it is started again.
+TEST(MemoryOfADevice, WhereAStepHadRoomTheRunHasFailedAndMayBeStartedAgain) {
+  if (!testing::has_test_device()) GTEST_SKIP() << kNoDevice;
+  monitor::count_tensor_bytes();
+  const TemporaryFolder folder;
+  with_tokens(folder);
+  const std::string file = folder.file("tokens");
+  const std::string place = folder.path().string();
+  const auto config = configuration({{"data.train", file.c_str()},
+                                     {"data.format", "tokens_u16"},
+                                     {"run.dir", place.c_str()},
+                                     {"run.steps", "4"},
+                                     {"monitor.tensorboard", "false"}},
+                                    /*ranks=*/1, *device());
+  int64_t polls = 0;
+  const auto poll = [&] {
+    if (++polls == 2) testing::limit_test_device(1);
+    return false;
+  };
+  try {
+    comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+      const monitor::RankMemory memory;
+      const monitor::DeviceMemory there;
+      train::train(config, ranks, {.stop_requested = poll});
+    });
+    ADD_FAILURE() << "there was room";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kFailed);
+    EXPECT_THAT(message_of(error),
+                ::testing::HasSubstr("memory of the device: "));
+    EXPECT_THAT(message_of(error), ::testing::HasSubstr(" This rank held "));
+  }
+  testing::limit_test_device(0);
+  const std::string summary =
+      read_file(train::RunFolder(config).path() + "/summary.json");
+  EXPECT_THAT(summary, ::testing::HasSubstr("\"exit_code\":1,"));
+  EXPECT_THAT(summary, ::testing::HasSubstr(" This rank held "));
+}
+
 // Half of a run on the one, and half on the other: its checkpoints are alike.
 TEST(RunOnADevice, TrainsAndGoesOnFromTheOthersCheckpoint) {
   if (!device()) GTEST_SKIP() << kNoDevice;

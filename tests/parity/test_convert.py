@@ -64,7 +64,7 @@ def test_what_is_stopped_or_changed_while_it_is_converted_leaves_nothing_under_i
     assert code == 74 and "something writes to it" in errors, errors
 
 
-@pytest.mark.parametrize("name", ["step-3", "step-1/whole"])
+@pytest.mark.parametrize("name", ["step-3", "step-3.tmp", "step-1/whole"])
 def test_nothing_is_converted_into_the_checkpoints_of_a_run(program, tokens, tmp_path, name):
     train(program, configuration(tokens, tmp_path, run={"steps": 1}, schedule={"warmup": 1}, checkpoint={"every": 1}))
     checkpoints = tmp_path / "run" / "checkpoints"

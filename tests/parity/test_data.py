@@ -148,6 +148,7 @@ def test_what_a_refused_or_killed_run_left_is_not_trained_with(program, tmp_path
     left["model"]["merges"] = []
     (folder / "run").mkdir(parents=True)
     (folder / "run" / "tokenizer.json").write_text(json.dumps(left))  # of a run that was killed before it saved
+    (folder / "run" / "checkpoints" / "step-20.bak").mkdir(parents=True)  # set aside
     train(program, path, f"--run.dir={folder}")
     assert (folder / "run" / "tokenizer.json").read_text() == learned
 

@@ -174,6 +174,9 @@ def test_a_folder_of_runs_and_a_page_on_them(tessera, tmp_path):
         of_ranks = {key: step[f"{key}_by_rank"] for key in keys}
         assert all(len(values) == 2 for values in of_ranks.values())
         assert all(step[key] == max(of_ranks[key]) for key in ("comm_s", "comm_bytes", "mem_peak_mib"))
+        busiest = [bytes_ for seconds, bytes_ in zip(of_ranks["comm_s"], of_ranks["comm_bytes"])
+                   if seconds == step["comm_s"]]
+        assert any(step["comm_gbps"] == pytest.approx(bytes_ / step["comm_s"] / 1e9) for bytes_ in busiest)
         assert step["work_s"] == pytest.approx(sum(of_ranks["work_s"]) / 2) and step["bubble"] == 0
         assert step["work_max_s"] == of_ranks["work_s"][step["slowest_rank"]]
 

@@ -38,13 +38,6 @@ void remove_or_tell(const fs::path& path) {
   }
 }
 
-bool is_leftover(const std::string& name) {
-  return (name.starts_with(kPrefix) && name.ends_with(".tmp")) ||
-         name.starts_with("latest.tmp-") || name.starts_with("best.tmp-") ||
-         name.starts_with("resumed-from.tmp-") ||
-         name.starts_with("local-id.tmp-");
-}
-
 std::vector<fs::path> leftovers_in(const std::string& folder) {
   std::vector<fs::path> leftovers;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -75,6 +68,13 @@ std::optional<int64_t> step_of_name(const std::string& name) {
   const bool number = result.ec == std::errc() && result.ptr == end &&
                       step >= 0 && step_name(step) == name;
   return number ? std::optional(step) : std::nullopt;
+}
+
+bool is_leftover(const std::string& name) {
+  return (name.starts_with(kPrefix) && name.ends_with(".tmp")) ||
+         name.starts_with("latest.tmp-") || name.starts_with("best.tmp-") ||
+         name.starts_with("resumed-from.tmp-") ||
+         name.starts_with("rewound.tmp-") || name.starts_with("local-id.tmp-");
 }
 
 std::string last_part(const std::string& path) {

@@ -16,11 +16,13 @@ namespace tessera::checkpoint::detail {
 std::string step_name(int64_t step);
 // The step of "step-12"; none for any other name, "step-012" included.
 std::optional<int64_t> step_of_name(const std::string& name);
+// Of what an interrupted save, or removal, left.
+bool is_leftover(const std::string& name);
 // "step-12" of "runs/a/step-12/".
 std::string last_part(const std::string& path);
 
-// Removes what an interrupted save, or removal, left. What cannot be removed,
-// as files that are still read over a network, stays, and is told.
+// What cannot be removed, as files that are still read over a network, stays,
+// and is told.
 void remove_leftovers(const std::string& folder);
 // The bytes on disk that this would give back; 0 where there is no folder.
 int64_t bytes_of_leftovers(const std::string& folder);

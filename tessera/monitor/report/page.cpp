@@ -6,6 +6,7 @@
 #include <set>
 
 #include "tessera/core/units.h"
+#include "tessera/monitor/links.h"
 
 namespace tessera::monitor::report {
 namespace {
@@ -286,6 +287,12 @@ std::string ranks_of(const RunHistory& run) {
   return text + "</table>\n";
 }
 
+// A summary of today has no more than these, within hosts and between them.
+std::vector<Link> shown_links(const RunHistory& run) {
+  const bool are_few = run.links.size() <= 2 * (kLinksShown + 1);
+  return are_few ? run.links : slowest_and_median(run.links);
+}
+
 std::string communication(const RunHistory& run) {
   std::string text;
   if (!run.traffic.empty()) {
@@ -305,7 +312,7 @@ std::string communication(const RunHistory& run) {
   if (!run.links.empty()) {
     text += "<h2>Links between ranks, " + escaped(run.name) + "</h2><table>" +
             row({"ranks", "latency, us", "GB/s"}, "th");
-    for (const Link& link : run.links) {
+    for (const Link& link : shown_links(run)) {
       text += row({c10::str(link.from, " - ", link.to),
                    short_number(link.latency_us), short_number(link.gbps)});
     }

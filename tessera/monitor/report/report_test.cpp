@@ -51,6 +51,22 @@ std::string a_run(const TemporaryFolder& folder, const std::string& name) {
   return run;
 }
 
+TEST(Report, ReadsLogsWithAndWithoutADate) {
+  const TemporaryFolder folder;
+  const std::string run = a_run(folder, "one");
+  write(run + "/logs/rank-0.log",
+        "12:30:01 [rank 0/2 dp=0] resumed after step 1\n"
+        "of more than a line\n"
+        "2026-01-31 12:30:01-0330 [rank 0/2] resumed after step 20\n"
+        "2026-01-31 12:30 is no time\n");
+  const RunHistory history = read_history(run);
+  EXPECT_THAT(history.resumed_after, ElementsAre(1, 20));
+  ASSERT_EQ(history.events.size(), 2);
+  EXPECT_EQ(history.events[0].time, "12:30:01");
+  EXPECT_EQ(history.events[1].time, "2026-01-31 12:30:01-0330");
+  EXPECT_EQ(history.events[1].text, "resumed after step 20");
+}
+
 TEST(Report, ReadsWhatARunFolderTells) {
   const TemporaryFolder folder;
   const RunHistory run = read_history(a_run(folder, "one"));
@@ -113,6 +129,19 @@ TEST(Report, OfManySamplesTheFirstAndTheLastAreShown) {
   const std::string page = page_of({run});
   EXPECT_THAT(page, AllOf(HasSubstr("step 1<"), HasSubstr("step 1000<"),
                           Not(HasSubstr("step 2<")), HasSubstr("40 of 1000")));
+}
+
+// As a summary of long ago may have.
+TEST(Report, OfManyLinksTheSlowestAreShown) {
+  RunHistory run{.name = "wide"};
+  for (int64_t i = 1; i <= 1000; ++i) {
+    run.links.push_back(
+        {.from = 0, .to = i, .gbps = static_cast<double>(1001 - i)});
+  }
+  const std::string page = page_of({run});
+  EXPECT_THAT(page, AllOf(HasSubstr(">0 - 1000<"), HasSubstr(">0 - 937<"),
+                          HasSubstr(">0 - 500<"), Not(HasSubstr(">0 - 936<")),
+                          Not(HasSubstr(">0 - 1<"))));
 }
 
 TEST(Report, ALongSampleIsCut) {

@@ -1,10 +1,12 @@
 #include "tessera/monitor/report/run_history.h"
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <string_view>
 
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
@@ -110,21 +112,37 @@ void read_summary(const std::string& path, RunHistory& history) {
   }
 }
 
+// How many letters a line of a log begins with that say when: date, time and
+// zone, the time alone in older ones; 0: none, it goes on from the one before.
+size_t letters_of_time(std::string_view line) {
+  for (const std::string_view form :
+       {"0000-00-00 00:00:00+0000 ", "00:00:00 "}) {
+    const auto is_like = [](char sign, char letter) {
+      if (sign == '0') return letter >= '0' && letter <= '9';
+      return letter == sign || (sign == '+' && letter == '-');
+    };
+    if (std::ranges::equal(form, line.substr(0, form.size()), is_like)) {
+      return form.size() - 1;
+    }
+  }
+  return 0;
+}
+
 // "12:30:01 [rank 0/2 ...] resumed after step 40": what is told and is not of
 // every step.
 void read_log(const std::string& path, RunHistory& history) {
-  constexpr size_t kTime = 8;
   constexpr std::string_view kResumed = "resumed after step ";
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    if (line.size() <= kTime || line[2] != ':') continue;
-    std::string text = line.substr(kTime + 1);
+    const size_t time = letters_of_time(line);
+    if (time == 0) continue;
+    std::string text = line.substr(time + 1);
     if (text.starts_with("[rank")) {
       const size_t end = text.find("] ");
       if (end == std::string::npos) continue;
       text = text.substr(end + 2);
     }
-    history.events.push_back({line.substr(0, kTime), text});
+    history.events.push_back({line.substr(0, time), text});
     if (!text.starts_with(kResumed)) continue;
     double step = 0;
     const char* const digits = text.data() + kResumed.size();

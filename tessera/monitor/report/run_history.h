@@ -16,7 +16,7 @@
 namespace tessera::monitor::report {
 
 struct Event {
-  std::string time;  // of day, as the log has it
+  std::string time;  // as the log has it: of day alone in older ones
   std::string text;
 };
 
