@@ -221,8 +221,8 @@ std::vector<at::Tensor> gradient_squares(RankModel& model) {
   return all;
 }
 
-// Hidden states that are alike before a head in which token 0 overflows: the
-// loss of targets 0 is infinite, its gradients are large, and 0 before the norm.
+// Hidden states are alike, and token 0 overflows in the head: the loss of these
+// targets is infinite, while gradients are large, and 0 before the norm.
 void make_loss_infinite(RankModel& model, int64_t width) {
   const at::NoGradGuard no_grad;
   for (const auto& each : model.composed().parameters->parameters()) {
