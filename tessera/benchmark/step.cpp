@@ -15,6 +15,7 @@
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/recorder.h"
 #include "tessera/engine/run_devices.h"
+#include "tessera/mesh/axis.h"
 #include "tessera/monitor/memory.h"
 #include "tessera/verify/random_batch.h"
 
@@ -74,7 +75,7 @@ class StepBench {
     times_.floor = spread_of(floors);
     times_.over_floor = spread_of(over).median;
     times_.peak_bytes = monitor::tensor_bytes().peak - floor_bytes_;
-    times_.planned_bytes = engine::memory_plan(here()).on_device();
+    times_.planned_bytes = planned_bytes();
     times_.products = floor_.products();
     times_.floor_flops = floor_.flops();
     times_.threads = at::get_num_threads();
@@ -92,6 +93,11 @@ class StepBench {
   // With nothing left open.
   engine::RunConfig here() const {
     return config_.with(model_.composed().model.config);
+  }
+
+  int64_t planned_bytes() const {
+    const int64_t stage = model_.composed().coord[mesh::Axis::kPp];
+    return engine::memory_plans(here()).at(stage).on_device();
   }
 
   engine::ProductFloor floor_of_a_step() const {

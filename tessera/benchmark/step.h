@@ -55,7 +55,7 @@ struct StepTimes {
   // In tensors when a step begins, by what they are for; and at most.
   std::array<int64_t, kNumMemoryKinds> bytes{};
   int64_t peak_bytes = 0;
-  int64_t planned_bytes = 0;  // by the facts, of the same
+  int64_t planned_bytes = 0;  // by the facts, of a rank of the same stage
   double page_faults = 0;     // of this process, in a round
   int64_t threads = 0;
   std::vector<RankTimes> ranks;

@@ -20,6 +20,12 @@ bool is_cut_by_speeds(const RunConfig& config) {
   return anew.pipeline.split == config.pipeline.split;
 }
 
+// Whether samples are shared out by what pipeline.cut says that layers cost.
+bool shares_by_cut(const RunConfig& config) {
+  return !config.pipeline.cuts_by_run() && data_parallel_degree(config) > 1 &&
+         (config.mesh.uneven() || config.mesh.measure_speeds);
+}
+
 }  // namespace
 
 std::string cut_text(const RunConfig& config) {
@@ -81,7 +87,7 @@ std::vector<std::string> idle_cuts(const RunConfig& config) {
   const bool is_given = !of.split.empty() && !of.is_split_chosen;
   if (of.cut != "layers" && config.mesh.pp == 1) {
     found.emplace_back("pipeline.cut is not used while mesh.pp is 1");
-  } else if (of.cut != "layers" && is_given) {
+  } else if (of.cut != "layers" && is_given && !shares_by_cut(config)) {
     found.emplace_back(
         "pipeline.cut is not used: pipeline.split says how many layers each "
         "part has");

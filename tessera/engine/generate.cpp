@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <exception>
 
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
@@ -31,13 +32,26 @@ class Generation {
 
   int64_t next(const std::vector<int64_t>& ids, const models::Draw& draw) {
     const at::Tensor logits = forward(at::tensor(ids, at::kLong).unsqueeze(0));
-    at::Tensor token = at::zeros({1}, at::kLong);
-    if (world_.rank() == drawer_) token.fill_(draw(logits));
+    at::Tensor token = at::full({1}, kNone, at::kLong);
+    std::exception_ptr why_none;
+    if (world_.rank() == drawer_) {
+      try {
+        token.fill_(draw(logits));
+      } catch (...) {
+        why_none = std::current_exception();  // the others wait to hear of it
+      }
+    }
     if (world_.size() > 1) world_.broadcast(token, drawer_).synchronize();
-    return token.item<int64_t>();
+    if (why_none) std::rethrow_exception(why_none);
+    const auto drawn = token.item<int64_t>();
+    TS_CHECK(drawn != kNone, "generate: rank ", drawer_,
+             " could draw no token, and says why.");
+    return drawn;
   }
 
  private:
+  static constexpr int64_t kNone = -1;  // a token
+
   // This stage's units; logits (V) on the last one.
   at::Tensor forward(const at::Tensor& ids) {
     const at::NoGradGuard no_grad;

@@ -1,5 +1,6 @@
 #include "tessera/engine/generate.h"
 
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -148,7 +149,8 @@ TEST(GenerateByEvaluations, ExpertsDropNothing) {
 }
 
 // Whoever draws, all hear of weights that are no numbers, and end alike.
-TEST(GenerateByEvaluations, RefusesWhatIsNoNumberOnEveryRank) {
+void expect_refused_on_every_rank(
+    const std::function<void(RankModel&, comm::Communicator&)>& write) {
   const RunConfig config =
       configuration("llama", 2, [](auto& c) { c.mesh.tp = 2; });
   comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
@@ -156,8 +158,22 @@ TEST(GenerateByEvaluations, RefusesWhatIsNoNumberOnEveryRank) {
     for (const auto& each : nn::parameters_of(model.decoder())) {
       each.tensor.detach().fill_(std::nan(""));
     }
-    EXPECT_THROW(generate_by_evaluations(model, ranks, 16, prompt(), options()),
-                 Error);
+    EXPECT_THROW(write(model, ranks), Error);
+    at::Tensor one = at::ones({1});  // no rank waits in another place
+    ranks.world().all_reduce(one).synchronize();
+    EXPECT_EQ(one.item<double>(), 2);
+  });
+}
+
+TEST(GenerateByEvaluations, RefusesWhatIsNoNumberOnEveryRank) {
+  expect_refused_on_every_rank([](RankModel& model, comm::Communicator& ranks) {
+    generate_by_evaluations(model, ranks, 16, prompt(), options());
+  });
+}
+
+TEST(Generate, RefusesWhatIsNoNumberOnEveryRank) {
+  expect_refused_on_every_rank([](RankModel& model, comm::Communicator& ranks) {
+    generate(model, ranks, prompt(), options());
   });
 }
 

@@ -230,7 +230,9 @@ void ModelActor::norm() {
   }
   squares_ = optim::sum_of_squares(owned).reshape({1}).to(
       composed_.activations.device());
-  const bool is_guarded = !throws_nonfinite() || rules_.guards_losses;
+  // One that reads before it updates, and holds all losses, needs no guard.
+  const bool is_guarded =
+      !throws_nonfinite() || rules_.guards_losses || world_.size() > 1;
   for (const auto& [microbatch, loss] : counted_.losses) {
     if (is_guarded) squares_ = squares_ + loss.sum * 0;  // NaN unless finite
   }

@@ -13,8 +13,8 @@
 //         once, at the head; the norm, and the factor with which updates read
 //         gradients, are divided by it.
 // Skips:  a norm that is not finite is so on every rank of every axis, being
-//         one sum over all: each then updates nothing, or ends. Where steps may
-//         be skipped, the norm is NaN beside a loss that is not finite.
+//         one sum over all: each then updates nothing, or ends. It is NaN
+//         beside a loss that is not finite, which other ranks may not hold.
 // Ahead:  a program that goes on (program/schedules/schedule.h) has begun the
 //         next batch when it ends: what is known of that, and counted, waits
 //         for the program that ends it.
@@ -85,8 +85,8 @@ struct GradientRules {
   optim::GradientScaling scaling = {};
   optim::LossScaleRule loss_scale = {};
   bool skips_nonfinite = false;  // also where the loss is not scaled
-  // A loss that is not finite makes the norm so on all ranks: where some of
-  // them update before the host has read.
+  // A loss that is not finite makes the norm so on one rank too, as on several
+  // it always does: where it updates before the host has read.
   bool guards_losses = false;
 };
 

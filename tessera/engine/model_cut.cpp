@@ -125,9 +125,12 @@ void share_out(RunConfig& config, const mesh::DeviceMesh& mesh) {
   const bool is_even = config.pipeline.cut == "layers" && !config.mesh.uneven();
   std::vector<double> speeds;
   if ((cuts || shares) && !is_even) {
-    // What no part is chosen by is not asked for: a given split has its layers.
+    // A split may be what the same cut led to before: samples are shared out by
+    // it again. What no part is chosen by is not asked for: a run's folder may
+    // be gone by then.
     RunConfig alone = config;
-    if (!cuts) alone.pipeline.cut = "layers";
+    if (!cuts && config.pipeline.cuts_by_run()) alone.pipeline.cut = "facts";
+    if (mesh.degree(Axis::kPp) == 1) alone.pipeline.cut = "layers";
     const CutCosts by = detail::cut_costs(alone, mesh);
     if (cuts) choose_split(config, mesh, by);
     if (shares) speeds = speeds_with(config, mesh, by.units);

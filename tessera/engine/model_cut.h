@@ -7,7 +7,9 @@
 // Samples: of those of a micro-batch (batch_config.h) each data-parallel rank
 //          has one at least, the others such that the last one is done as early
 //          as can be: a data-parallel rank is as fast as the slowest of its
-//          stages, with the layers that it has.
+//          stages, with the layers that it has. With pipeline.split, too, it
+//          goes by pipeline.cut what these cost, by facts where that names a
+//          run: the config.json of a run leads to the same shares.
 // Errors:  TS_CHECK_CONFIG, also of what is in the run that pipeline.cut names;
 //          TS_CHECK_IO where that cannot be read.
 #pragma once

@@ -122,6 +122,33 @@ TEST(ModelCut, ASplitThatSpeedsLedToIsNoIdleOne) {
   EXPECT_TRUE(idle_cuts(again).empty());
 }
 
+// Of a cut by facts both say what layers cost.
+TEST(ModelCut, ARunsConfigurationLeadsToItsShares) {
+  RunConfig config = small();
+  config.run.device = "cpu";
+  config.model.layers = 4;
+  config.model.hidden = 64;
+  config.model.heads = config.model.kv_heads = 8;
+  config.model.ffn = 64;
+  config.model.vocab = 1024;
+  config.data.seq_len = 4;
+  config.batch = {.global = 50, .micro = 5};
+  config.mesh.pp = config.mesh.dp_replicate = 2;
+  config.mesh.speeds = {1, 0.5, 0.8, 1};
+  config.pipeline.cut = "facts";
+  const RunConfig first = completed(config);
+  ASSERT_THAT(first.pipeline.split, ElementsAre(2, 2));
+  ASSERT_THAT(first.batch.rows, ElementsAre(4, 6));
+  config.pipeline.split = first.pipeline.split;
+  EXPECT_EQ(completed(config).batch.rows, first.batch.rows);
+  EXPECT_TRUE(idle_cuts(completed(config)).empty());
+  // As good as is known where the run that it was cut by is gone.
+  config.pipeline.cut = "a folder that is not there";
+  EXPECT_EQ(completed(config).batch.rows, first.batch.rows);
+  EXPECT_THAT(idle_cuts(completed(config)),
+              ElementsAre(HasSubstr("pipeline.cut is not used")));
+}
+
 TEST(ModelCut, AGivenSplitIsSaidToLeaveMeasuringNothing) {
   RunConfig config = small();
   config.mesh.pp = 2;
@@ -275,6 +302,23 @@ TEST(SampleShares, MemoryIsOfTheRankWithTheMost) {
   more.batch.micro = 3;
   more.batch.global = 24;  // as many micro-batches
   EXPECT_EQ(memory_plan(uneven).work, memory_plan(more).work);
+}
+
+// Rows of the rank with fewer samples wait for those of its next micro-batches.
+TEST(SampleShares, APlanHoldsWhatTheFullestRankDoes) {
+  RunConfig config = on_data_ranks({1, 0.8});
+  config.run.device = "cpu";
+  config.model = {.family = "llama", .layers = 4, .hidden = 64, .heads = 8};
+  config.model.ffn = config.model.vocab = 64;
+  config.model.max_seq = 16;
+  config.data.seq_len = 4;
+  config.batch = {.global = 50, .micro = 5};
+  config = completed(config);
+  ASSERT_THAT(config.batch.rows, ElementsAre(6, 4));
+  const auto plan = plan_step(config, {});
+  const auto& stage = plan.stages.at(0);
+  EXPECT_GT(stage.peak_bytes, stage.state_bytes + stage.memory.peak());
+  EXPECT_EQ(stage.peak_bytes, memory_plan(config).on_device());
 }
 
 TEST(MeasuredSpeeds, NoiseIsNoSpeed) {

@@ -7,7 +7,11 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
 
+#include "tessera/engine/step_plan.h"
 #include "tessera/monitor/memory.h"
 #include "tests/support/experts.h"
 #include "tests/support/small_run.h"
@@ -365,6 +369,59 @@ std::map<std::string, double> bytes_out(
     }
   });
   return bytes;
+}
+
+// Bytes of a step in rank 0's groups, as these count them: the mean of several,
+// from one without a batch that has begun to one that begins none.
+double counted_bytes(const RunConfig& config, int64_t num_ranks) {
+  constexpr int64_t kSteps = 4;
+  double bytes = 0;
+  comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
+    RankModel model(config, ranks);
+    const auto input = [&](int64_t step) {
+      return step_input(config, step, 1e-3,
+                        [&](int64_t, int64_t, int64_t count) {
+                          return zeros(count, config.data.seq_len);
+                        });
+    };
+    model.step(input(0));
+    for (auto* group : ranks.groups()) group->reset_stats();
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      std::optional<StepInput> next;
+      if (model.goes_on() && step < kSteps) next = input(step + 1);
+      model.step(input(step), nullptr, std::move(next));
+    }
+    if (ranks.rank() != 0) return;
+    for (auto* group : ranks.groups()) {
+      for (const auto& verb : group->stats()) {
+        if (verb.verb != "recv") bytes += static_cast<double>(verb.bytes);
+      }
+    }
+  });
+  return bytes / kSteps;
+}
+
+TEST(RankModel, PlansSayWhatAStepMoves) {
+  const auto expect = [](RunConfig config, int64_t num_ranks) {
+    complete(config, num_ranks);
+    const auto planned =
+        static_cast<double>(plan_step(config, {}).stages.at(0).moved_bytes);
+    EXPECT_NEAR(counted_bytes(config, num_ranks), planned, 0.01 * planned)
+        << to_json(config);
+  };
+  expect(small_run(2, 3), 2);
+  RunConfig muon = small_run(2, 1);
+  muon.optimizer.type = "muon";
+  expect(muon, 2);
+  RunConfig ring = small_run(1, 0);
+  ring.mesh.cp = 4;
+  ring.context.method = "ring";
+  expect(ring, 4);
+  RunConfig delayed = small_run(1, 0);
+  delayed.mesh.pp = 2;
+  delayed.pipeline.schedule = "pipedream_2bw";
+  delayed.batch = {.global = 4, .micro = 1};
+  expect(delayed, 2);
 }
 
 // Bytes out of rank 0 in a step to ranks of other replicas, in groups that have

@@ -252,6 +252,23 @@ TEST(RunConfig, DamagedTextIsReadOrRefused) {
   EXPECT_GT(refused, 2000);
 }
 
+// By each of mesh.cp and mesh.tp it can be cut, and by both together not.
+TEST(RunConfig, SequenceParallelismCutsWhatIsLeftOfCp) {
+  RunConfig config = minimal();
+  config.model.heads = 8;
+  config.mesh.cp = 2;
+  config.mesh.tp = 8;
+  config.data.seq_len = config.model.max_seq = 2040;
+  EXPECT_EQ(completed(config, 16), "");
+  config.tensor.sequence_parallel = true;
+  EXPECT_EQ(completed(config, 16),
+            "mesh.cp (2) x mesh.tp (8) does not divide data.seq_len (2040), "
+            "which tensor.sequence_parallel cuts. Nearest data.seq_len: 2032 "
+            "or 2048; nearest mesh.tp: 4.");
+  config.data.seq_len = 2032;
+  EXPECT_EQ(completed(config, 16), "");
+}
+
 TEST(RunConfig, GradientsAreReducedInFp64WhereTheyAreComputedInIt) {
   RunConfig config = minimal();
   config.precision = {.compute = "fp64", .reduce = "fp64"};

@@ -270,6 +270,14 @@ void take_one_step(StepPlan& plan) {
   plan.bubble = plan.step > 0 ? bubble / (ranks * plan.step) : 0;
 }
 
+// What one step runs of a program: of several that go on, as above.
+program::Program step_of(const program::Program& program,
+                         const RunConfig& config) {
+  if (!config.pipeline.delayed()) return program;
+  auto steps = program::steps_of(program, accumulation(config));
+  return std::move(steps.at(steps.size() - 2));
+}
+
 StepPlan planned(const RunConfig& config, const PlanCosts& of,
                  const PlannedWorld& ranks,
                  const std::vector<MemoryPlan>& memory) {
@@ -292,9 +300,11 @@ StepPlan planned(const RunConfig& config, const PlanCosts& of,
     each.times = simulation.of(rank);
     each.memory = program::memory_of(each.program, facts.units, facts.facts);
     each.state_bytes = memory.at(stage).states;
-    each.peak_bytes = each.state_bytes + each.memory.peak();
-    each.moved_bytes = program::moved_bytes(*ranks.world().programs.at(rank),
-                                            costs.message_element_bytes);
+    each.peak_bytes =
+        each.state_bytes + std::max(memory.at(stage).work, each.memory.peak());
+    each.moved_bytes =
+        program::moved_bytes(ranks.world(), rank, step_of(each.program, config),
+                             costs.message_element_bytes);
   }
   if (config.pipeline.delayed()) take_one_step(plan);
   return plan;

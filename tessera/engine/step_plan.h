@@ -31,7 +31,7 @@ struct PlanCosts {
   std::map<std::string, program::Link> links;
 };
 
-// A stage of the pipeline, by the one of its ranks that holds the most.
+// A stage of the pipeline, by the one of its ranks that has most samples.
 struct PlannedStage {
   int64_t rank = 0;  // the lowest
   int64_t num_ranks = 0;
@@ -40,8 +40,10 @@ struct PlannedStage {
   program::RankTimes times;
   program::Memory memory;  // beyond the states
   int64_t state_bytes = 0;
-  int64_t peak_bytes = 0;   // with the states
-  int64_t moved_bytes = 0;  // through groups, as comm::VerbStats counts them
+  // With the states, of whichever of its ranks holds the most.
+  int64_t peak_bytes = 0;
+  // In one step: see program::moved_bytes().
+  int64_t moved_bytes = 0;
 };
 
 struct StepPlan {

@@ -10,6 +10,7 @@
 
 #include "tessera/mesh/axis.h"
 #include "tessera/models/model.h"
+#include "tessera/parallel/tensor/tensor_parallel.h"
 #include "tessera/program/costs.h"
 #include "tessera/program/schedules/schedule.h"
 
@@ -324,7 +325,8 @@ RunConfig Layout::of(const RunConfig& base, const IsSet& is_set) const {
   config.zero.stage = zero_stage;
   config.batch.micro = micro;
   if (tp > 1 && !is_set("tensor.sequence_parallel")) {
-    config.tensor.sequence_parallel = base.data.seq_len / cp % tp == 0;
+    config.tensor.sequence_parallel =
+        parallel::tensor::cuts_evenly(base.data.seq_len, cp, tp);
   }
   if (!schedule.empty()) config.pipeline.schedule = schedule;
   config.pipeline.chunks = chunks;

@@ -11,7 +11,7 @@ namespace tessera::program {
 
 double time_of(const std::string& verb, int64_t ranks, double bytes,
                const Link& link) {
-  if (ranks < 2) return 0;
+  if (ranks < 2 || verb == "recv") return 0;
   const auto steps = static_cast<double>(ranks - 1);
   const double part = bytes / static_cast<double>(ranks);
   const double once = steps * (link.latency + part / link.bytes_per_time);
@@ -24,7 +24,7 @@ double time_of(const std::string& verb, int64_t ranks, double bytes,
       verb == "all_to_all") {
     return once;
   }
-  TORCH_INTERNAL_ASSERT(verb == "broadcast" || verb == "send" || verb == "recv",
+  TORCH_INTERNAL_ASSERT(verb == "broadcast" || verb == "send",
                         "no operation of ranks: ", verb);
   return link.latency + bytes / link.bytes_per_time;
 }

@@ -38,7 +38,8 @@ struct Costs {
 };
 
 // Of a collective over a ring of `ranks`, from when all have begun it; an
-// all_reduce goes up and down a tree where that is faster, as of few bytes.
+// all_reduce goes up and down a tree where that is faster, as of few bytes. A
+// recv takes no time: its send does.
 // `bytes`: of the whole tensor, before it is scattered or behind the gather.
 double time_of(const std::string& verb, int64_t ranks, double bytes,
                const Link& link);

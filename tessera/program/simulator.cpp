@@ -58,7 +58,7 @@ struct Follower {
   std::vector<int64_t> group_of, begun;       // by lane
   std::vector<size_t> peers;                  // by rank along pp: classes
   std::vector<double> link_free;              // by rank along pp
-  std::vector<Letter> letters;    // that it is to receive; see letter_for()
+  std::vector<Letter> letters;    // that it is to receive; see slot_of()
   std::vector<double> send_over;  // of those that it sends, likewise
   double files_free = 0;
   bool queued = true;
@@ -224,8 +224,7 @@ class Simulator {
     const bool is_one = is_communication(each.op);
     while (follower.part < transfers.size()) {
       if (is_one || open.empty()) {
-        open.push_back(begin(follower, transfers[follower.part],
-                             detail::counts_pieces(each)));
+        open.push_back(begin(follower, each, transfers[follower.part]));
       }
       if (!is_one && !await_all(follower, each)) return false;
       ++follower.part;
@@ -233,8 +232,8 @@ class Simulator {
     return true;
   }
 
-  Pending begin(Follower& follower, const Transfer& transfer,
-                bool counts_pieces) {
+  Pending begin(Follower& follower, const Instruction& each,
+                const Transfer& transfer) {
     const int64_t id = follower.group_of.at(transfer.lane);
     Group& group = groups_[id];
     const auto index = static_cast<size_t>(follower.begun[transfer.lane]++);
@@ -243,20 +242,19 @@ class Simulator {
     here.begin = std::max(here.begin, follower.now);
     if (++here.begun == group.classes.size()) {
       const double free = index > 0 ? group.all[index - 1].end : 0;
-      here.end = std::max(here.begin, free) +
-                 time_of(transfer, group.ranks, counts_pieces);
-      for (size_t each : group.classes) wake(each);
+      here.end =
+          std::max(here.begin, free) + time_of(each, transfer, group.ranks);
+      for (size_t one : group.classes) wake(one);
     }
     return {.group = id, .index = index};
   }
 
-  double time_of(const Transfer& transfer, int64_t ranks,
-                 bool counts_pieces) const {
-    double bytes = static_cast<double>(transfer.elements) *
-                   static_cast<double>(c10::elementSize(transfer.dtype));
-    if (counts_pieces) bytes *= static_cast<double>(ranks);
-    return program::time_of(transfer.verb, ranks, bytes,
-                            link_of(transfer.lane));
+  double time_of(const Instruction& each, const Transfer& transfer,
+                 int64_t ranks) const {
+    return program::time_of(
+        transfer.verb, ranks,
+        static_cast<double>(detail::bytes_of(each, transfer, ranks)),
+        link_of(transfer.lane));
   }
 
   Link link_of(int64_t lane) const {

@@ -294,6 +294,23 @@ TEST(Simulator, RingsOverLinks) {
   EXPECT_DOUBLE_EQ(time_of("all_reduce", 1, 400, link), 0);
   EXPECT_DOUBLE_EQ(time_of("all_reduce", 1024, 10, link), 2 * 10 * 3);
   EXPECT_DOUBLE_EQ(time_of("send", 2, 400, link), 42);
+  EXPECT_DOUBLE_EQ(time_of("recv", 2, 400, link), 0);
+}
+
+// What each rank sends to the next one is what that one receives.
+TEST(Simulator, AHopOfARingIsOneMessage) {
+  RankProgram program;
+  program.program = {Instruction{Op::kForward, 0, 0}};
+  program.units = {
+      {.forward = {{"send", 0, at::kByte, 400}, {"recv", 0, at::kByte, 400}}}};
+  const World world{
+      .programs = {&program, &program},
+      .lanes = {"cp"},
+      .members = [](int64_t, int64_t) { return std::vector<int64_t>{0, 1}; }};
+  const auto all = simulate(
+      world, {.work = {}, .links = {{.latency = 2, .bytes_per_time = 10}}});
+  EXPECT_DOUBLE_EQ(all.of(0).exposed, 42);
+  EXPECT_EQ(moved_bytes(world, 0, program.program, 4), 400);
 }
 
 Work unit_work() {

@@ -7,6 +7,7 @@
 #include <set>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "tessera/program/detail/classes.h"
 #include "tessera/program/detail/transfers.h"
@@ -285,16 +286,23 @@ class Check {
 
 WorldProof check(const World& world) { return Check(world).run(); }
 
-int64_t moved_bytes(const RankProgram& of, int64_t message_element_bytes) {
+int64_t moved_bytes(const World& world, int64_t rank, const Program& program,
+                    int64_t message_element_bytes) {
+  const RankProgram& of = *world.programs.at(rank);
+  std::vector<int64_t> sizes(world.lanes.size(), 0);  // of its groups
+  const auto size_of = [&](int64_t lane) {
+    int64_t& size = sizes.at(lane);
+    if (size == 0) size = std::ssize(world.members(rank, lane));
+    return size;
+  };
   int64_t bytes = 0;
-  for (const Instruction& each : of.program) {
-    if (each.phase == Phase::kAwait) continue;
-    if (each.op == Op::kSendActivations || each.op == Op::kSendGradients) {
+  for (const Instruction& each : program) {
+    if (is_send(each.op) && each.phase != Phase::kAwait) {
       bytes += of.message_elements * message_element_bytes;
     }
     for (const Transfer& transfer : detail::transfers_of(of, each)) {
-      bytes += transfer.elements *
-               static_cast<int64_t>(c10::elementSize(transfer.dtype));
+      if (transfer.verb == "recv") continue;  // another rank's send
+      bytes += detail::bytes_of(each, transfer, size_of(transfer.lane));
     }
   }
   return bytes;

@@ -52,10 +52,6 @@ struct RankProgram {
   int64_t message_elements = 0;  // of each
 };
 
-// What a rank sends into its groups, as they count it: the bytes of collectives
-// and of the messages that it sends.
-int64_t moved_bytes(const RankProgram& of, int64_t message_element_bytes);
-
 struct World {
   std::vector<const RankProgram*> programs;  // by rank; equal ranks share one
   std::vector<std::string> lanes;            // names of the kinds of groups
@@ -72,5 +68,10 @@ struct WorldProof {
 };
 
 WorldProof check(const World& world);
+
+// What a rank moves in a step, `program`, of its own: the bytes of collectives,
+// as comm::VerbStats counts them, and of the messages that it sends.
+int64_t moved_bytes(const World& world, int64_t rank, const Program& program,
+                    int64_t message_element_bytes);
 
 }  // namespace tessera::program

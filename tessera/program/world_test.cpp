@@ -245,6 +245,22 @@ TEST(World, SeededFaultsAreNamed) {
   }
 }
 
+// Of a gather that an instruction is, the whole; of one inside of a unit that
+// is what its facts count already.
+TEST(World, WhatARankMovesIsWhatGroupsCount) {
+  const Cluster cluster(2, 4, 2);
+  const auto moved = [&](int64_t rank, const Instruction& each) {
+    return moved_bytes(cluster.world, rank, {each},
+                       /*message_element_bytes=*/2);
+  };
+  EXPECT_EQ(moved(0, begin({Op::kGatherParameters, -1, 0})), 4 * 4 * 64);
+  EXPECT_EQ(moved(0, await({Op::kGatherParameters, -1, 0})), 0);
+  EXPECT_EQ(moved(0, begin({Op::kReduceGradients, 0, 0})), 4 * 128);
+  EXPECT_EQ(moved(0, {Op::kForward, 0, 0}), 4 * (32 + 64));
+  EXPECT_EQ(moved(0, begin({Op::kSendActivations, 0})), 2 * 1024);
+  EXPECT_EQ(moved(8, begin({Op::kReceiveActivations, 0})), 0);
+}
+
 // 8 tp x 8 pp x 64 dp, sixteen units a stage and sixteen micro-batches.
 TEST(World, FourThousandRanks) {
   Cluster cluster(8, 64, 8, /*units_each=*/16, /*microbatches=*/16);

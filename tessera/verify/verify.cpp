@@ -418,8 +418,7 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
   model.lora.from.clear();
   // Into which cp and tp may cut a sequence.
   const int64_t pieces = 2 * mesh.ranks_of_model() / mesh.pp;
-  config.data.seq_len =
-      std::min(config.data.seq_len, (16 + pieces - 1) / pieces * pieces);
+  config.data.seq_len = shrink(config.data.seq_len, pieces, 16);
   model.max_seq =
       std::max(config.data.seq_len, std::min<int64_t>(model.max_seq, 64));
   shrink_batch(config.batch, data_parallel_degree(config), mesh.pp,

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tessera/core/error.h"
 #include "tests/support/small_run.h"
 
 namespace tessera::verify {
@@ -119,6 +120,18 @@ TEST(Verify, ShrinkKeepsExperts) {
   config.zero.expert_stage = 3;
   complete(config, 2);
   EXPECT_EQ(shrunk(config, 2).model.ffn % 2, 1);
+}
+
+// Each of mesh.cp and mesh.tp divides it, and both together do not.
+TEST(Verify, ShrinkKeepsASequenceThatRanksDoNotDivide) {
+  RunConfig config = small_run(1, 0);
+  config.mesh.cp = 2;
+  config.mesh.tp = 4;
+  config.tensor.sequence_parallel = true;
+  config.data.seq_len = config.model.max_seq = 2048;
+  EXPECT_EQ(shrunk(config, 8).data.seq_len, 16);
+  config.data.seq_len = 2044;
+  EXPECT_THROW(shrunk(config, 8), Error);
 }
 
 // Sizes that do not divide by the mesh still do not.

@@ -1,6 +1,11 @@
 #include "tessera/parallel/tensor/tensor_parallel.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
+#include <functional>
+#include <numeric>
+#include <string>
 
 #include "tessera/comm/autograd.h"
 #include "tessera/core/error.h"
@@ -14,6 +19,26 @@ using mesh::Axis;
 using mesh::Placement;
 
 constexpr int64_t kSequenceDim = 1;  // of (B, T, D)
+
+// REQUIRES: tp > 1.
+void check_sequence(const models::ModelConfig& model, int64_t seq_len,
+                    int64_t cp, int64_t tp,
+                    const std::function<bool(int64_t)>& has_heads) {
+  const std::string cut =
+      cp == 1
+          ? c10::str("mesh.tp (", tp, ") does not divide")
+          : c10::str("mesh.cp (", cp, ") x mesh.tp (", tp, ") does not divide");
+  const std::string nearest = nearest_fitting(tp, model.heads, [&](int64_t n) {
+    return n > 1 && has_heads(n) && cuts_evenly(seq_len, cp, n);
+  });
+  // Context parallelism cuts into 2 cp pieces.
+  const int64_t multiple = cp == 1 ? tp : cp * std::lcm<int64_t>(2, tp);
+  TS_CHECK_CONFIG(cuts_evenly(seq_len, cp, tp), cut, " data.seq_len (", seq_len,
+                  "), which tensor.sequence_parallel cuts. Nearest "
+                  "data.seq_len: ",
+                  nearest_multiples(seq_len, multiple),
+                  nearest.empty() ? "" : "; nearest mesh.tp: ", nearest, ".");
+}
 
 // Where the ranks of tp have a parameter of this role.
 Placement placement_of(const nn::Role& role, int64_t tp, bool sequence) {
@@ -41,6 +66,10 @@ Placement placement_of(const nn::Role& role, int64_t tp, bool sequence) {
 
 }  // namespace
 
+bool cuts_evenly(int64_t seq_len, int64_t cp, int64_t tp) {
+  return seq_len % (cp * tp) == 0;
+}
+
 void check(const models::ModelConfig& model, int64_t seq_len,
            const mesh::DeviceMesh& mesh, const TensorConfig& config) {
   const int64_t tp = mesh.degree(Axis::kTp);
@@ -53,9 +82,10 @@ void check(const models::ModelConfig& model, int64_t seq_len,
   const auto shares_kv = [&](int64_t n) {
     return model.kv_heads % n == 0 || n % model.kv_heads == 0;
   };
-  const std::string nearest = nearest_fitting(tp, model.heads, [&](int64_t n) {
+  const auto has_heads = [&](int64_t n) {
     return model.heads % n == 0 && shares_kv(n);
-  });
+  };
+  const std::string nearest = nearest_fitting(tp, model.heads, has_heads);
   TS_CHECK_CONFIG(
       model.heads % tp == 0, "mesh.tp (", tp, ") does not divide model.heads (",
       model.heads,
@@ -67,11 +97,8 @@ void check(const models::ModelConfig& model, int64_t seq_len,
       "key/value heads. Nearest mesh.tp: ",
       nearest,
       "; nearest model.kv_heads: ", nearest_multiples(model.kv_heads, tp), ".");
-  TS_CHECK_CONFIG(!config.sequence_parallel || seq_len % tp == 0, "mesh.tp (",
-                  tp, ") does not divide data.seq_len (", seq_len,
-                  "), which tensor.sequence_parallel cuts. Nearest "
-                  "data.seq_len: ",
-                  nearest_multiples(seq_len, tp), ".");
+  if (!config.sequence_parallel) return;
+  check_sequence(model, seq_len, mesh.degree(Axis::kCp), tp, has_heads);
 }
 
 nn::Region region(const TensorConfig& config, comm::Group& ranks) {

@@ -29,6 +29,10 @@
 
 namespace tessera::parallel::tensor {
 
+// Whether sequence parallelism has as many tokens for each rank of tp: of the
+// 1/cp of a sequence that a rank of cp has.
+bool cuts_evenly(int64_t seq_len, int64_t cp, int64_t tp);
+
 // Whether heads and sequence divide. REQUIRES: a complete configuration.
 void check(const models::ModelConfig& model, int64_t seq_len,
            const mesh::DeviceMesh& mesh, const TensorConfig& config);

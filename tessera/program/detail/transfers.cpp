@@ -43,9 +43,12 @@ const std::vector<Transfer>& transfers_of(const RankProgram& of,
   return found != nullptr ? *found : none;
 }
 
-bool counts_pieces(const Instruction& instruction) {
-  return instruction.op == Op::kGatherParameters ||
-         instruction.op == Op::kGatherUpdates;
+int64_t bytes_of(const Instruction& instruction, const Transfer& transfer,
+                 int64_t ranks) {
+  const bool counts_pieces = instruction.op == Op::kGatherParameters ||
+                             instruction.op == Op::kGatherUpdates;
+  return transfer.elements * (counts_pieces ? ranks : 1) *
+         static_cast<int64_t>(c10::elementSize(transfer.dtype));
 }
 
 }  // namespace tessera::program::detail
