@@ -24,6 +24,7 @@
 #include "tessera/launch/store.h"
 #include "tessera/train/preflight.h"
 #include "tessera/train/resumed_run.h"
+#include "tessera/train/run_end.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/trained_model.h"
 #include "tessera/train/trainer.h"
@@ -147,15 +148,20 @@ class TrainCommand {
             },
         .arguments = arguments,
         .restarts = restarts(arguments)};
-    const auto tell = [&](int code) {
-      if (place.source == "none") tell_what_stays(code);
+    const auto started = std::filesystem::file_time_type::clock::now();
+    const auto tell = [&](int code, const std::string& message) {
+      if (place.source != "none") return;
+      train::note_end(
+          config_, world_size,
+          {.exit_code = code, .message = message, .started = started});
+      tell_what_stays(code);
     };
     try {
       const int code = run_ranks(job, flags_.ranks, place, world_size);
       set_exit_code(code);
-      tell(code);
+      tell(code, "the ranks were ended; the ends of logs/ say what they saw");
     } catch (const Error& error) {
-      tell(static_cast<int>(error.exit_code()));
+      tell(static_cast<int>(error.exit_code()), message_of(error));
       throw;
     }
   }

@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/detail/test_state.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/reading.h"
 #include "tessera/checkpoint/reshard.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
@@ -561,6 +562,23 @@ TEST_F(CheckpointTest, AManifestThatLiesIsRefused) {
               std::swap(m.files[0].boxes.front().sums.blocks,
                         m.files[0].boxes.back().sums.blocks);
             }),
+            "");
+}
+
+TEST_F(CheckpointTest, WhatIsReadStaysUntilALaterSave) {
+  const auto is_there = [&](int64_t step) {
+    return std::filesystem::exists(step_folder(folder_, step));
+  };
+  save_on(1, 1, kSeed, {.keep = 1});
+  {
+    const Reading one(step_folder(folder_, 1)), other(step_folder(folder_, 1));
+    save_on(1, 2, kSeed, {.keep = 1});
+    EXPECT_TRUE(is_there(1));
+  }
+  save_on(1, 3, kSeed, {.keep = 1});
+  EXPECT_FALSE(is_there(1) || is_there(2));
+  EXPECT_NE(refusal(ExitCode::kInputOutput,
+                    [&] { const Reading gone(step_folder(folder_, 1)); }),
             "");
 }
 

@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/detail/rank_parts.h"
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/reading.h"
 #include "tessera/comm/agree.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
@@ -76,8 +77,9 @@ void tidy(const std::string& folder, int64_t step, const SaveOptions& options) {
   int64_t good = 0;
   for (const auto& found : list_checkpoints(folder)) {
     if (!found.complaint.empty()) continue;
-    if (++good > options.keep && found.step != best) {
-      detail::remove_step(folder, found.step);
+    if (++good > options.keep && found.step != best &&
+        !remove_unless_read(folder, found.step)) {
+      log::debug("checkpoint: step ", found.step, " is being read, and stays");
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "tessera/core/traffic.h"
 #include "tessera/engine/step_plan.h"
 #include "tessera/monitor/memory.h"
 #include "tests/support/experts.h"
@@ -394,7 +395,7 @@ double counted_bytes(const RunConfig& config, int64_t num_ranks) {
     if (ranks.rank() != 0) return;
     for (auto* group : ranks.groups()) {
       for (const auto& verb : group->stats()) {
-        if (verb.verb != "recv") bytes += static_cast<double>(verb.bytes);
+        bytes += static_cast<double>(sent_bytes(verb.verb, verb.bytes));
       }
     }
   });

@@ -247,7 +247,7 @@ TEST(SkippedSteps, ALossThatIsNotFiniteEndsStagesThatDoNotHoldItToo) {
     make_loss_infinite(model, config.model.hidden);
     const at::Tensor before = sums_of_shards(model);
     EXPECT_THROW(model.step(step_input(config, /*step=*/0, 1e-3, zeros)),
-                 Error);
+                 tessera::Error);
     EXPECT_TRUE(
         std::isfinite(at::stack(gradient_squares(model)).sum().item<double>()));
     EXPECT_TRUE(at::equal(sums_of_shards(model), before));

@@ -41,6 +41,8 @@ std::unique_ptr<Sink> make_sinks(const MonitorConfig& config,
   std::filesystem::create_directories(info.folder, error);
   TS_CHECK_IO(!error, "monitor: cannot make the run's folder ", info.folder,
               ": ", error.message(), ".");
+  // Of an earlier end, which this start has left behind.
+  std::filesystem::remove(info.folder + "/summary.json", error);
   const std::string metrics = info.folder + "/metrics.jsonl";
   truncate_after(metrics, info.first_step);
   const std::string samples = info.folder + "/samples.jsonl";

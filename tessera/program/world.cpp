@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/traffic.h"
 #include "tessera/program/detail/classes.h"
 #include "tessera/program/detail/transfers.h"
 
@@ -301,8 +302,9 @@ int64_t moved_bytes(const World& world, int64_t rank, const Program& program,
       bytes += of.message_elements * message_element_bytes;
     }
     for (const Transfer& transfer : detail::transfers_of(of, each)) {
-      if (transfer.verb == "recv") continue;  // another rank's send
-      bytes += detail::bytes_of(each, transfer, size_of(transfer.lane));
+      bytes +=
+          sent_bytes(transfer.verb,
+                     detail::bytes_of(each, transfer, size_of(transfer.lane)));
     }
   }
   return bytes;

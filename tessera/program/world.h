@@ -69,8 +69,8 @@ struct WorldProof {
 
 WorldProof check(const World& world);
 
-// What a rank moves in a step, `program`, of its own: the bytes of collectives,
-// as comm::VerbStats counts them, and of the messages that it sends.
+// What a rank sends in a step, `program`, of its own: in collectives (see
+// core/traffic.h), and as messages.
 int64_t moved_bytes(const World& world, int64_t rank, const Program& program,
                     int64_t message_element_bytes);
 

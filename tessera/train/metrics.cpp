@@ -9,6 +9,7 @@
 #include "tessera/comm/host_map.h"
 #include "tessera/comm/link.h"
 #include "tessera/core/log.h"
+#include "tessera/core/traffic.h"
 #include "tessera/engine/product_floor.h"
 #include "tessera/models/model.h"
 #include "tessera/monitor/memory.h"
@@ -51,7 +52,9 @@ Traffic traffic_of(comm::Communicator& ranks) {
   Traffic traffic{.seconds = ranks.seconds_busy()};
   for (comm::Group* group : ranks.groups()) {
     if (group->size() == 1) continue;  // nothing leaves the rank
-    for (const auto& verb : group->stats()) traffic.bytes += verb.bytes;
+    for (const auto& verb : group->stats()) {
+      traffic.bytes += sent_bytes(verb.verb, verb.bytes);
+    }
   }
   return traffic;
 }

@@ -94,6 +94,7 @@ void take_tokens(models::HuggingFaceConfig& config,
 }
 
 ModelSource source_of_checkpoint(const fs::path& path, c10::ScalarType dtype) {
+  auto reading = std::make_shared<const checkpoint::Reading>(path.string());
   const auto manifest = checkpoint::read_manifest(path.string());
   const SavedRun saved = saved_run_from(manifest.extra, path.string());
   RunConfig run = run_config_from_text(saved.config, path.string());
@@ -114,10 +115,33 @@ ModelSource source_of_checkpoint(const fs::path& path, c10::ScalarType dtype) {
   source.config.model = run.model;
   source.config.dtype = dtype;
   source.data = run.data;
+  source.reading = std::move(reading);
   if (source.model_files.empty() || !source.has_files_tokenizer) {
     take_tokens(source.config, folder);
   }
   return source;
+}
+
+// With the checkpoints of a run, or of a folder of its own.
+std::string checkpoints_in(const std::string& folder) {
+  return checkpoint::has_checkpoints(folder) ? folder
+                                             : checkpoints_of(folder).string();
+}
+
+// A run that goes on may remove what was the newest: then there is a newer one.
+std::optional<ModelSource> source_of_newest(const std::string& folder,
+                                            c10::ScalarType dtype) {
+  if (checkpoint::is_hugging_face_folder(folder)) return std::nullopt;
+  while (true) {
+    const int64_t before = checkpoint::newest_commit(checkpoints_in(folder));
+    try {
+      const std::string newest = newest_checkpoint_in(folder);
+      if (newest.empty()) return std::nullopt;
+      return source_of_checkpoint(newest, dtype);
+    } catch (const Error&) {
+      if (checkpoint::newest_commit(checkpoints_in(folder)) == before) throw;
+    }
+  }
 }
 
 std::string average_of(const std::string& weight) {
@@ -225,9 +249,7 @@ void refuse_adapters(const std::string& path) {
 // `latest` is not asked: a kill may have left it behind.
 std::string newest_checkpoint_in(const std::string& folder) {
   if (checkpoint::is_hugging_face_folder(folder)) return "";
-  const std::string checkpoints = checkpoint::has_checkpoints(folder)
-                                      ? folder
-                                      : checkpoints_of(folder).string();
+  const std::string checkpoints = checkpoints_in(folder);
   const auto all = checkpoint::list_checkpoints(checkpoints);
   for (const auto& found : all) {
     const std::string step = checkpoint::step_folder(checkpoints, found.step);
@@ -242,9 +264,7 @@ std::string newest_checkpoint_in(const std::string& folder) {
 ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype) {
   TS_CHECK_IO(fs::is_directory(path), path, ": there is no such folder.");
   if (is_checkpoint(path)) return source_of_checkpoint(path, dtype);
-  if (const auto newest = newest_checkpoint_in(path); !newest.empty()) {
-    return source_of_checkpoint(newest, dtype);
-  }
+  if (auto source = source_of_newest(path, dtype)) return *std::move(source);
   refuse_adapters(path);
   TS_CHECK_IO(checkpoint::is_hugging_face_folder(path), path,
               ": neither a checkpoint (manifest.json), nor a run folder with "

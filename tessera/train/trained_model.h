@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/reading.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/models/hugging_face_config.h"
@@ -36,6 +37,8 @@ struct ModelSource {
   std::string model_files = "";
   bool has_files_tokenizer = true;  // and no other since
   data::DataConfig data = {};       // what a run was trained on
+  // A run that goes on leaves the checkpoint there meanwhile.
+  std::shared_ptr<const checkpoint::Reading> reading = nullptr;
 };
 
 // The newest step-N of a run's folder, or of one with its checkpoints, of which

@@ -34,6 +34,7 @@
 #include "tessera/train/resumed_run.h"
 #include "tessera/train/rewind.h"
 #include "tessera/train/run_checkpoints.h"
+#include "tessera/train/run_end.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/run_locks.h"
 #include "tessera/train/run_validation.h"
@@ -101,6 +102,9 @@ class Trainer {
     if (step_ >= config_.run.steps) {
       log::info("nothing to do: ", step_, " steps are done, and run.steps is ",
                 config_.run.steps);
+      on_rank_0("writing summary.json", [&] {
+        note_nothing_to_do(config_, ranks_.world_size(), step_);
+      });
       return end_at_once();
     }
     if (validation_->is_out_of_patience()) return end_at_once();

@@ -555,3 +555,38 @@ def test_what_fails_again_and_again_ends(program, tokens, tmp_path):
     for flag, word in (("--ranks=threads", "--ranks processes"), ("--mesh.data_parallel=dp", "mesh.data_parallel ddp")):
         refused = train(program, path, flag, "--max-restarts", "1", check=False)
         assert refused.returncode == 2 and word in refused.stderr, refused.stderr
+
+
+# What leaves a rank in a step, in bytes of the gradients, before a ring's (N - 1)/N.
+def test_traffic_of_each_stage(program, tokens, tmp_path):
+    sent = {}
+    for stage in (0, 1, 3):
+        lines, state = run(program, tokens, tmp_path / str(stage), "--nproc", "2", mesh={"dp": 2}, zero={"stage": stage},
+                           batch={"micro": 6}, optimizer={"type": "sgd", "clip_norm": 0.0}, step=4, **until(4),
+                           checkpoint={"every": 4})
+        weights = sum(t.numel() * 4 for name, t in state.items() if name.endswith("weight"))
+        sent[stage] = [line["comm_bytes"] / weights for line in lines[1:]]
+    for stage, units in ((0, 2), (1, 2), (3, 3)):
+        assert sent[stage] == pytest.approx([units] * 3, rel=0.1), sent
+
+
+# Rank 0 writes summary.json where it lives; else who started it does.
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_summary_of_a_run_whose_rank_was_killed(program, tokens, tmp_path, rank):
+    train(program, configuration(tokens, tmp_path, mesh={"dp": 2}, **until(3), checkpoint={"every": 3}), "--nproc", "2")
+    path = configuration(tokens, tmp_path, mesh={"dp": 2}, **ENDLESS, checkpoint={"every": 3})
+    code, _ = stop_after(program, path, tmp_path, 7, lambda launcher: os.kill(children_of(launcher.pid)[rank], 9),
+                         "--nproc", "2")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert code == summary["exit_code"] == 137 and summary["reason"] == "failed" and summary["message"]
+    assert summary["steps"] == steps_written(tmp_path)
+
+
+def test_a_run_with_nothing_to_do_has_a_summary(program, tokens, tmp_path):
+    path = configuration(tokens, tmp_path, **until(3), checkpoint={"every": 3})
+    train(program, path)
+    summary = tmp_path / "run" / "summary.json"
+    summary.unlink()
+    train(program, path)
+    told = json.loads(summary.read_text())
+    assert (told["reason"], told["exit_code"], told["steps"], told["total_steps"]) == ("done", 0, 3, 3)
