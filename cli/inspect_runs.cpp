@@ -102,6 +102,18 @@ void add_losses(const fs::path& run, Json& rows) {
   });
 }
 
+// Of all starts; null where there is none.
+Json best_valid_loss_in(const std::string& metrics) {
+  Json best;
+  monitor::for_each_line(metrics, [&](const std::string& line) {
+    if (line.find("\"valid_loss\":") == std::string::npos) return true;
+    const Json loss = detail::parse_json(line, metrics).at("valid_loss");
+    if (loss.is_number() && (best.is_null() || loss < best)) best = loss;
+    return true;
+  });
+  return best;
+}
+
 Json row_from(const fs::path& run) {
   Json row = {{"name", run.filename().string()}};
   const Json config = parsed(run / "config.json");
@@ -111,15 +123,12 @@ Json row_from(const fs::path& run) {
   row["step"] = last.is_null() ? Json(0) : last.value("step", Json());
   row["of"] = config.value("run", none).value("steps", Json());
   row["loss"] = last.is_null() ? Json() : last.value("loss", Json());
-  row["best_valid_loss"] = Json();
+  row["best_valid_loss"] = best_valid_loss_in((run / "metrics.jsonl").string());
   row["state"] = "running, or killed";
   const fs::path metrics = run / "metrics.jsonl",
                  summary = run / "summary.json";
-  if (fs::exists(summary)) {
-    const Json end = parsed(summary);
-    row["best_valid_loss"] = end.value("best_valid_loss", Json());
-    if (monitor::report::has_ended(run))
-      row["state"] = end.value("reason", Json());
+  if (fs::exists(summary) && monitor::report::has_ended(run)) {
+    row["state"] = parsed(summary).value("reason", Json());
   }
   row["written"] = time_of(fs::exists(metrics) ? metrics : run / "config.json");
   return row;

@@ -45,6 +45,8 @@ def files(folder):
                          for part in path.relative_to(folder).parts)]
     documents, left = [], MOST
     for path in sorted(paths, key=lambda path: hash_of(str(path.relative_to(folder)))):
+        if left == 0:
+            break
         with path.open("rb") as file:
             data = file.read(left)
         if b"\0" in data:

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "tessera/core/traffic.h"
+#include "tessera/core/sent_bytes.h"
 #include "tessera/engine/step_plan.h"
 #include "tessera/monitor/memory.h"
 #include "tests/support/experts.h"

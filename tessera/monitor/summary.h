@@ -1,8 +1,8 @@
 // summary.json: how the run went, written when it ends.
 //
 // steps is the last step taken; steps_run, tokens, seconds and tokens_per_s are
-// of this start alone. A run that was killed has none, or that of its last
-// start.
+// of this start alone. A run that goes on, or whose rank 0 was killed, has
+// none of rank 0's: see train/run_end.h.
 #pragma once
 
 #include <chrono>

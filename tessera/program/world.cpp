@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/core/traffic.h"
+#include "tessera/core/sent_bytes.h"
 #include "tessera/program/detail/classes.h"
 #include "tessera/program/detail/transfers.h"
 

@@ -70,7 +70,7 @@ struct WorldProof {
 WorldProof check(const World& world);
 
 // What a rank sends in a step, `program`, of its own: in collectives (see
-// core/traffic.h), and as messages.
+// core/sent_bytes.h), and as messages.
 int64_t moved_bytes(const World& world, int64_t rank, const Program& program,
                     int64_t message_element_bytes);
 

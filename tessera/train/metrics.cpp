@@ -9,7 +9,7 @@
 #include "tessera/comm/host_map.h"
 #include "tessera/comm/link.h"
 #include "tessera/core/log.h"
-#include "tessera/core/traffic.h"
+#include "tessera/core/sent_bytes.h"
 #include "tessera/engine/product_floor.h"
 #include "tessera/models/model.h"
 #include "tessera/monitor/memory.h"

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <ranges>
 #include <string>
 #include <vector>
@@ -113,8 +114,10 @@ void check_data_of(const RunConfig& config, const HostRanks& ranks) {
       "a group.");
 }
 
-// At most: at every so many steps, and at the last one.
+// At most: at every so many steps, and at the last one; the best as often as
+// there is one.
 int64_t saves_of(const RunConfig& config) {
+  if (config.checkpoint.keep_best) return std::numeric_limits<int64_t>::max();
   const int64_t every = config.checkpoint.every;
   return 1 + (every > 0 ? (config.run.steps - 1) / every : 0);
 }

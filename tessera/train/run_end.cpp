@@ -9,7 +9,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/monitor/json_lines.h"
-#include "tessera/monitor/summary.h"
+#include "tessera/monitor/step_record.h"
 #include "tessera/train/run_folder.h"
 
 namespace tessera::train {
@@ -18,14 +18,15 @@ namespace {
 namespace fs = std::filesystem;
 using tessera::detail::Json;
 
+// The keys of monitor::Summary's, of which something is known.
 void write(const engine::RunConfig& config, int64_t world_size, int64_t step,
            const monitor::RunEnd& end) {
-  monitor::Summary({.name = config.run.name,
-                    .folder = RunFolder(config).path(),
-                    .first_step = step,
-                    .total_steps = config.run.steps,
-                    .world_size = world_size})
-      .close(end);
+  const Json json = {{"name", config.run.name},        {"reason", end.reason},
+                     {"exit_code", end.exit_code},     {"message", end.message},
+                     {"world_size", world_size},       {"steps", step},
+                     {"total_steps", config.run.steps}};
+  write_file_atomic(RunFolder(config).path() + "/summary.json",
+                    json.dump() + "\n");
 }
 
 int64_t last_step_in(const std::string& metrics) {

@@ -1,5 +1,5 @@
 // How a run ended, in its summary.json, from whoever outlives its ranks: rank 0
-// writes it, unless it is killed.
+// writes it, unless it is killed. Then it has only what is known of the end.
 #pragma once
 
 #include <cstdint>

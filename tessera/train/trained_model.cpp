@@ -128,18 +128,32 @@ std::string checkpoints_in(const std::string& folder) {
                                              : checkpoints_of(folder).string();
 }
 
+// `latest` is not asked: a kill may have left it behind.
+std::string newest_in(const std::string& checkpoints) {
+  const auto all = checkpoint::list_checkpoints(checkpoints);
+  for (const auto& found : all) {
+    const std::string step = checkpoint::step_folder(checkpoints, found.step);
+    if (found.complaint.empty()) return step;
+    log::warning(found.complaint, ": ", step, " is passed over");
+  }
+  TS_CHECK_IO(all.empty(), "none of the checkpoints in ", checkpoints,
+              " can be read: ", all.front().complaint);
+  return "";
+}
+
 // A run that goes on may remove what was the newest: then there is a newer one.
 std::optional<ModelSource> source_of_newest(const std::string& folder,
                                             c10::ScalarType dtype) {
   if (checkpoint::is_hugging_face_folder(folder)) return std::nullopt;
+  const std::string checkpoints = checkpoints_in(folder);
   while (true) {
-    const int64_t before = checkpoint::newest_commit(checkpoints_in(folder));
+    const int64_t before = checkpoint::newest_commit(checkpoints);
     try {
-      const std::string newest = newest_checkpoint_in(folder);
+      const std::string newest = newest_in(checkpoints);
       if (newest.empty()) return std::nullopt;
       return source_of_checkpoint(newest, dtype);
     } catch (const Error&) {
-      if (checkpoint::newest_commit(checkpoints_in(folder)) == before) throw;
+      if (checkpoint::newest_commit(checkpoints) == before) throw;
     }
   }
 }
@@ -246,19 +260,9 @@ void refuse_adapters(const std::string& path) {
 
 }  // namespace
 
-// `latest` is not asked: a kill may have left it behind.
 std::string newest_checkpoint_in(const std::string& folder) {
   if (checkpoint::is_hugging_face_folder(folder)) return "";
-  const std::string checkpoints = checkpoints_in(folder);
-  const auto all = checkpoint::list_checkpoints(checkpoints);
-  for (const auto& found : all) {
-    const std::string step = checkpoint::step_folder(checkpoints, found.step);
-    if (found.complaint.empty()) return step;
-    log::warning(found.complaint, ": ", step, " is passed over");
-  }
-  TS_CHECK_IO(all.empty(), "none of the checkpoints in ", checkpoints,
-              " can be read: ", all.front().complaint);
-  return "";
+  return newest_in(checkpoints_in(folder));
 }
 
 ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype) {

@@ -99,15 +99,17 @@ class Trainer {
     resume();
     model_->release_files();
     keep_files();
-    if (step_ >= config_.run.steps) {
+    const bool is_done = step_ >= config_.run.steps;
+    if (is_done) {
       log::info("nothing to do: ", step_, " steps are done, and run.steps is ",
                 config_.run.steps);
+    }
+    if (is_done || validation_->is_out_of_patience()) {
       on_rank_0("writing summary.json", [&] {
         note_nothing_to_do(config_, ranks_.world_size(), step_);
       });
       return end_at_once();
     }
-    if (validation_->is_out_of_patience()) return end_at_once();
     if (checkpoints_.local() != nullptr && !is_from_local_) {
       checkpoints_.local()->begin_anew();
     }

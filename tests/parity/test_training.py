@@ -573,9 +573,9 @@ def test_traffic_of_each_stage(program, tokens, tmp_path):
 # Rank 0 writes summary.json where it lives; else who started it does.
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_summary_of_a_run_whose_rank_was_killed(program, tokens, tmp_path, rank):
-    train(program, configuration(tokens, tmp_path, mesh={"dp": 2}, **until(3), checkpoint={"every": 3}), "--nproc", "2")
-    path = configuration(tokens, tmp_path, mesh={"dp": 2}, **ENDLESS, checkpoint={"every": 3})
-    code, _ = stop_after(program, path, tmp_path, 7, lambda launcher: os.kill(children_of(launcher.pid)[rank], 9),
+    train(program, configuration(tokens, tmp_path, mesh={"dp": 2}, **until(5), checkpoint={"every": 5}), "--nproc", "2")
+    path = configuration(tokens, tmp_path, mesh={"dp": 2}, **ENDLESS, checkpoint={"every": 5})
+    code, _ = stop_after(program, path, tmp_path, 9, lambda launcher: os.kill(children_of(launcher.pid)[rank], 9),
                          "--nproc", "2")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert code == summary["exit_code"] == 137 and summary["reason"] == "failed" and summary["message"]
@@ -583,10 +583,10 @@ def test_the_summary_of_a_run_whose_rank_was_killed(program, tokens, tmp_path, r
 
 
 def test_a_run_with_nothing_to_do_has_a_summary(program, tokens, tmp_path):
-    path = configuration(tokens, tmp_path, **until(3), checkpoint={"every": 3})
+    path = configuration(tokens, tmp_path, **until(5), checkpoint={"every": 5})
     train(program, path)
     summary = tmp_path / "run" / "summary.json"
     summary.unlink()
     train(program, path)
     told = json.loads(summary.read_text())
-    assert (told["reason"], told["exit_code"], told["steps"], told["total_steps"]) == ("done", 0, 3, 3)
+    assert (told["reason"], told["exit_code"], told["steps"], told["total_steps"]) == ("done", 0, 5, 5)

@@ -127,10 +127,18 @@ void commit_step(const std::string& folder, const std::string& temporary,
   sync_path(folder);
 }
 
-void remove_step(const std::string& folder, int64_t step) {
+void set_step_aside(const std::string& folder, int64_t step) {
   const std::string path = folder + "/" + step_name(step);
   rename_path(path, path + ".tmp");
-  remove_tree(path + ".tmp");
+}
+
+void remove_set_aside(const std::string& folder, int64_t step) {
+  remove_tree(folder + "/" + step_name(step) + ".tmp");
+}
+
+void remove_step(const std::string& folder, int64_t step) {
+  set_step_aside(folder, step);
+  remove_set_aside(folder, step);
 }
 
 }  // namespace tessera::checkpoint::detail

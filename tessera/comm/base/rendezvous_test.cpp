@@ -64,15 +64,15 @@ TEST(Rendezvous, WhetherARankFailedIsAskedInTime) {
 TEST(Rendezvous, OneTimeOutIsForAllRanks) {
   Rendezvous rendezvous(c10::make_intrusive<c10d::HashStore>(), "group");
   std::jthread ranks([=]() mutable {
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::this_thread::sleep_for(std::chrono::seconds(1));
     rendezvous.set("0", "here");
-    std::this_thread::sleep_for(std::chrono::milliseconds(800));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1900));
     rendezvous.set("1", "late");
   });
   EXPECT_THAT(testing::failure_of([&] {
-                rendezvous.get_each("", 2, std::chrono::seconds(1), "rank");
+                rendezvous.get_each("", 2, std::chrono::seconds(2), "rank");
               }),
-              HasSubstr("waited 1000 ms for rank 1, in vain"));
+              HasSubstr("waited 2000 ms for rank 1, in vain"));
 }
 
 TEST(Rendezvous, RanksThatMeetAreGivenWhatEachSaid) {
