@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <exception>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -108,19 +109,21 @@ inline at::Tensor empty_of(int64_t numel, at::ScalarType dtype) {
 class ScratchTensor {
  public:
   explicit ScratchTensor(at::Tensor tensor)
-      : tensor_(std::move(tensor)), exceptions_(std::uncaught_exceptions()) {}
+      : tensor_(std::make_unique<at::Tensor>(std::move(tensor))),
+        exceptions_(std::uncaught_exceptions()) {}
   ~ScratchTensor() {
-    if (std::uncaught_exceptions() <= exceptions_) return;
-    keep_for_ever(new at::Tensor(std::move(tensor_)));
+    if (std::uncaught_exceptions() > exceptions_) {
+      keep_for_ever(tensor_.release());
+    }
   }
   ScratchTensor(const ScratchTensor&) = delete;
   ScratchTensor& operator=(const ScratchTensor&) = delete;
 
-  const at::Tensor& tensor() const { return tensor_; }
-  Elements elements() const { return elements_of(tensor_); }
+  const at::Tensor& tensor() const { return *tensor_; }
+  Elements elements() const { return elements_of(*tensor_); }
 
  private:
-  at::Tensor tensor_;
+  std::unique_ptr<at::Tensor> tensor_;
   int exceptions_;
 };
 

@@ -62,7 +62,7 @@ void MessageQueue::loop() {
 }
 
 void MessageQueue::await(std::unique_lock<std::mutex>& lock,
-                         std::deque<Message>::iterator waiting) {
+                         const std::deque<Message>::iterator& waiting) {
   Message taken = std::move(*waiting);
   waiting_.erase(waiting);
   ++num_awaited_;

@@ -41,7 +41,7 @@ class MessageQueue : public Driver {
   void loop();
   // Unlocks meanwhile.
   void await(std::unique_lock<std::mutex>& lock,
-             std::deque<Message>::iterator waiting);
+             const std::deque<Message>::iterator& waiting);
 
   std::mutex mutex_;
   std::condition_variable called_;  // for the thread

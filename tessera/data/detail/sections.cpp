@@ -28,10 +28,10 @@ bool is_kept_letter(uint32_t code_point) {
 }
 
 bool ends_in_letter(std::string_view text) {
-  size_t at = text.size();
-  while (at > 0 && (static_cast<uint8_t>(text[--at]) & 0xc0) == 0x80) {
-  }
-  return !text.empty() && is_kept_letter(next_code_point(text, at));
+  if (text.empty()) return false;
+  size_t at = text.size() - 1;
+  while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xc0) == 0x80) --at;
+  return is_kept_letter(next_code_point(text, at));
 }
 
 }  // namespace
