@@ -3,8 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <exception>
+#include <string>
 
+#include "tessera/comm/agree.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/mesh/layout.h"
@@ -33,19 +34,13 @@ class Generation {
   int64_t next(const std::vector<int64_t>& ids, const models::Draw& draw) {
     const at::Tensor logits = forward(at::tensor(ids, at::kLong).unsqueeze(0));
     at::Tensor token = at::full({1}, kNone, at::kLong);
-    std::exception_ptr why_none;
+    std::string why_none;  // the others wait to hear of it
     if (world_.rank() == drawer_) {
-      try {
-        token.fill_(draw(logits));
-      } catch (...) {
-        why_none = std::current_exception();  // the others wait to hear of it
-      }
+      why_none = comm::complaint_of([&] { token.fill_(draw(logits)); });
     }
     if (world_.size() > 1) world_.broadcast(token, drawer_).synchronize();
-    if (why_none) std::rethrow_exception(why_none);
     const auto drawn = token.item<int64_t>();
-    TS_CHECK(drawn != kNone, "generate: rank ", drawer_,
-             " could draw no token, and says why.");
+    TS_CHECK(drawn != kNone, comm::first_complaint(world_, why_none));
     return drawn;
   }
 
