@@ -123,10 +123,10 @@ Json row_from(const fs::path& run) {
   row["step"] = last.is_null() ? Json(0) : last.value("step", Json());
   row["of"] = config.value("run", none).value("steps", Json());
   row["loss"] = last.is_null() ? Json() : last.value("loss", Json());
-  row["best_valid_loss"] = best_valid_loss_in((run / "metrics.jsonl").string());
-  row["state"] = "running, or killed";
   const fs::path metrics = run / "metrics.jsonl",
                  summary = run / "summary.json";
+  row["best_valid_loss"] = best_valid_loss_in(metrics.string());
+  row["state"] = "running, or killed";
   if (fs::exists(summary) && monitor::report::has_ended(run)) {
     row["state"] = parsed(summary).value("reason", Json());
   }

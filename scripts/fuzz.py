@@ -5,7 +5,8 @@ A seed makes a legal configuration: a small model of odd sizes, of experts two i
 nine (all with --experts), routed in any way there is, a mesh of up to 16 ranks,
 of uneven speed one in two, stages of ZeRO, a schedule, a batch. `tessera verify`
 must find it equal to one rank; a configuration that it refuses is a fault as
-well, and one that takes ten minutes. Prints what fails, with its seed and the command that shows it again.
+well, and one that takes ten minutes. Prints what fails, with its seed and the
+command that shows it again.
 """
 
 import argparse
