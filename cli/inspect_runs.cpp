@@ -34,36 +34,22 @@ std::string time_of(const fs::path& path) {
   return text;
 }
 
-// A line is whole with its end alone: what a kill tore is left out.
-std::string last_line_of(const fs::path& path) {
-  constexpr std::streamoff kTail = 1 << 20;
-  std::ifstream file(path, std::ios::ate);
-  const std::streamoff size = file.tellg();
-  file.seekg(std::max<std::streamoff>(0, size - kTail));
-  std::string line, last;
-  while (std::getline(file, line)) {
-    if (!file.eof()) last = line;
-  }
-  return last;
-}
-
 Json parsed(const fs::path& path) {
   return detail::parse_json(detail::read_json_text(path), path.string());
 }
 
 Json last_step_of(const fs::path& run) {
-  const fs::path metrics = run / "metrics.jsonl";
-  const std::string last = fs::exists(metrics) ? last_line_of(metrics) : "";
+  const std::string metrics = (run / "metrics.jsonl").string();
+  const std::string last = monitor::last_line_of(metrics);
   if (last.empty()) return {};
   try {
-    return detail::parse_json(last, metrics.string());
+    return detail::parse_json(last, metrics);
   } catch (const Error&) {
     // Which line it is takes the whole file to tell: only for the message.
     int64_t number = 0;
-    monitor::for_each_line(metrics.string(),
+    monitor::for_each_line(metrics,
                            [&](const std::string&) { return ++number > 0; });
-    return detail::parse_json(last,
-                              c10::str(metrics.string(), ": line ", number));
+    return detail::parse_json(last, c10::str(metrics, ": line ", number));
   }
 }
 

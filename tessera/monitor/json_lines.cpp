@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include <fstream>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -138,6 +140,19 @@ bool for_each_line(const std::string& path,
     if (!take(line)) break;
   }
   return true;
+}
+
+std::string last_line_of(const std::string& path) {
+  constexpr std::streamoff kTail = 1 << 20;
+  refuse_irregular(path);
+  std::ifstream file(path, std::ios::ate);
+  if (!file.is_open()) return "";
+  file.seekg(std::max<std::streamoff>(0, file.tellg() - kTail));
+  std::string last;
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    last = std::move(line);
+  }
+  return last;
 }
 
 void truncate_after(const std::string& path, int64_t step) {

@@ -64,6 +64,9 @@ std::string to_json_line(const StepRecord& record);
 bool for_each_line(const std::string& path,
                    const std::function<bool(const std::string& line)>& take);
 
+// The last whole line, however long the file is; "": there is none.
+std::string last_line_of(const std::string& path);
+
 // Cuts the file off where steps after `step` begin, so that a run that goes on
 // from there has each step once. Damaged lines among the others go, with a
 // warning. No file: nothing to do.

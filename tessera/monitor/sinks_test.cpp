@@ -161,6 +161,18 @@ TEST(JsonLines, APipeIsRefusedAndNotWaitedFor) {
   EXPECT_THROW(JsonLines sink(path), Error);
 }
 
+TEST(JsonLines, TheLastLineIsAWholeOne) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("metrics.jsonl");
+  EXPECT_EQ(last_line_of(path), "");  // no file yet
+  append(path, "{\"step\":1");
+  EXPECT_EQ(last_line_of(path), "");
+  append(path, ",\"loss\":2}\n{\"step\":2,");
+  EXPECT_EQ(last_line_of(path), "{\"step\":1,\"loss\":2}");
+  append(path, std::string(3 << 20, ' ') + "}\nlast\n");
+  EXPECT_EQ(last_line_of(path), "last");
+}
+
 TEST(JsonLines, AResumedRunHasEachStepOnce) {
   const TemporaryFolder folder;
   const std::string path = folder.file("metrics.jsonl");

@@ -14,11 +14,12 @@
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
+#include "tessera/core/log.h"
 #include "tessera/engine/kept_states.h"
 #include "tessera/models/family.h"
 #include "tessera/models/model.h"
 #include "tessera/train/changes.h"
-#include "tessera/train/state.h"
+#include "tessera/train/rewind.h"
 #include "tessera/train/trained_model.h"
 
 namespace tessera::train {
@@ -200,6 +201,27 @@ void go_on_from(const std::string& resume, const std::string& folder) {
   }
 }
 
+void refuse_another_line(const SavedRun& saved, const RunConfig& config,
+                         const std::string& resume, const std::string& source) {
+  const std::string now = to_json(config);
+  if (resume == "auto" && !config.checkpoint.dir.empty()) {
+    refuse_another_run(saved.config, now);
+  }
+  refuse_another_model(saved.config, now, source);
+}
+
+void warn_of_changes(const SavedRun& saved, const RunConfig& config,
+                     uint64_t data) {
+  for (const auto& change : trained_otherwise(saved.config, to_json(config))) {
+    log::warning("the checkpoint was trained otherwise: ", change);
+  }
+  if (saved.data != data) {
+    log::warning(
+        "the data is not what the checkpoint was trained on: other files, or "
+        "another tokenizer. The run goes on with what data.train names now.");
+  }
+}
+
 void refuse_other_states(const RunConfig& saved, const RunConfig& now,
                          const std::string& source) {
   const Differences found(saved, now);
@@ -225,14 +247,14 @@ void check_resumed(const RunConfig& config, const std::string& resume,
   const auto [found, manifest] = resumed_manifest(config, resume, folder);
   if (found.empty()) return;
   const SavedRun saved = saved_run_from(manifest.extra, found);
-  const std::string now = to_json(config);
-  if (resume == "auto" && !config.checkpoint.dir.empty()) {
-    refuse_another_run(saved.config, now);
-  }
+  refuse_another_line(saved, config, resume, found);
   if (const auto was = config_of(saved, found)) {
     refuse_other_states(*was, config, found);
   }
-  refuse_another_model(saved.config, now, found);
+  if (!fs::exists(fs::path(folder) / kRewoundName)) {
+    refuse_skipping_what_was_taken(saved.config, to_json(config), saved.step,
+                                   saved.samples, saved.left_out);
+  }
 }
 
 }  // namespace tessera::train

@@ -7,10 +7,12 @@
 //         out. TS_CHECK_IO where --resume names no checkpoint.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "tessera/engine/run_config.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/state.h"
 
 namespace tessera::train {
 
@@ -31,9 +33,20 @@ std::string resumed_folder(const std::string& resume,
 void go_on_from(const std::string& resume, const std::string& folder);
 
 // REQUIRES: a completed configuration. What no manifest tells, as damaged
-// tensors, the ranks find.
+// tensors and the file of a run that went back from a spike, the ranks find,
+// by the functions below.
 void check_resumed(const engine::RunConfig& config, const std::string& resume,
                    const std::string& folder);
+
+// TS_CHECK_CONFIG where `saved` is of a run of another name that has the same
+// checkpoint.dir, or of another model. `source` names it.
+void refuse_another_line(const SavedRun& saved, const engine::RunConfig& config,
+                         const std::string& resume, const std::string& source);
+
+// A warning for each thing by which the run goes on otherwise than `saved` was
+// trained. `data`: SavedRun::data of this run.
+void warn_of_changes(const SavedRun& saved, const engine::RunConfig& config,
+                     uint64_t data);
 
 // TS_CHECK_CONFIG where a checkpoint of `saved` has tensors that a run of `now`
 // has not, or lacks some. `source` names it.

@@ -12,6 +12,8 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/train/rewind.h"
+#include "tests/support/failure_of.h"
 #include "tests/support/small_run.h"
 
 namespace tessera::train {
@@ -98,6 +100,28 @@ TEST(ResumedRun, OfAnotherModelNamesWhatMakesItOne) {
                     Not(HasSubstr("window"))));
   EXPECT_THAT(said(nothing, [](auto& c) { c.model.lora.rank = 2; }),
               HasSubstr("model.lora.rank is 0 in it and 2 in this run"));
+}
+
+TEST(ResumedRun, WhatWasTakenIsNotSkippedAnyMore) {
+  const TemporaryFolder made;
+  auto config = testing::small_run(/*ranks=*/1, /*zero_stage=*/0);
+  const std::string folder = made.file("checkpoints");
+  comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+    checkpoint::State state;
+    state.extra = to_json(SavedRun{.step = 3,
+                                   .samples = 3 * config.batch.global,
+                                   .config = to_json(config)});
+    checkpoint::save(folder, 3, state, ranks.world());
+  });
+  const auto said = [&](const std::string& skip) {
+    config.data.skip = {skip};
+    return testing::failure_of([&] { check_resumed(config, "auto", folder); });
+  };
+  EXPECT_EQ(said("4"), "");
+  EXPECT_THAT(said("3:4"), HasSubstr("the checkpoint after step 3 was"));
+  // A run that went back from a spike may have left them out by itself.
+  write_file_atomic(folder + "/" + kRewoundName, "");
+  EXPECT_EQ(said("3:4"), "");
 }
 
 TEST(ResumedRun, OfItsOwnFolderCountsAsTheNewestFromThenOn) {

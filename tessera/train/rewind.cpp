@@ -161,7 +161,7 @@ Source find_source(const engine::RunConfig& config, const RunFolder& folder,
 }
 
 std::string file_of(const RunFolder& folder) {
-  return folder.checkpoints() + "/rewound";
+  return folder.checkpoints() + "/" + kRewoundName;
 }
 
 // A checkpoint, whatever stands by its name later.

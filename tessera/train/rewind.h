@@ -5,7 +5,7 @@
 // these samples in data.skip: it computes the bits of a run that never saw
 // them. Checkpoints keep what was left out, so that whoever goes on from them
 // leaves it out too; until there is one, a file of the run's checkpoint folder
-// does, `rewound`, for the checkpoint to which it went back.
+// does, kRewoundName, for the checkpoint to which it went back.
 // Comm:   collective; all ranks read that checkpoint, for its checksums.
 // Errors: TS_CHECK on the spike behind the last time that spike.max_rewinds
 //         allows, TS_CHECK_IO where all that lie before the spike are damaged.
@@ -22,6 +22,9 @@
 #include "tessera/train/state.h"
 
 namespace tessera::train {
+
+// That file, in the folder of checkpoints.
+constexpr char kRewoundName[] = "rewound";
 
 struct Rewind {
   std::string resume = "auto";            // TrainOptions::resume

@@ -30,11 +30,7 @@ void write(const engine::RunConfig& config, int64_t world_size, int64_t step,
 }
 
 int64_t last_step_in(const std::string& metrics) {
-  std::string last;
-  monitor::for_each_line(metrics, [&](const std::string& line) {
-    last = line;
-    return true;
-  });
+  const std::string last = monitor::last_line_of(metrics);
   if (last.empty()) return 0;
   return tessera::detail::reading(metrics, [&] {
     return tessera::detail::parse_json(last, metrics).at("step").get<int64_t>();

@@ -231,31 +231,18 @@ class Trainer {
       model_->actor().loss_scale().go_on(*saved->loss_scale);
     log::info("resumed after step ", step_,
               is_from_local_ ? ", from the memory of hosts" : "");
-    const std::string now = to_json(config_);
-    if (options_.resume == "auto" && !config_.checkpoint.dir.empty()) {
-      refuse_another_run(saved->config, now);
-    }
-    refuse_another_model(
-        saved->config, now,
+    refuse_another_line(
+        *saved, config_, options_.resume,
         options_.resume == "auto" ? folder_.checkpoints() : options_.resume);
-    refuse_skipping_what_was_taken(saved->config, now, step_, saved->samples,
-                                   so_far_.left_out);
-    if (saved->best && validated_otherwise(saved->config, now)) {
+    refuse_skipping_what_was_taken(saved->config, to_json(config_), step_,
+                                   saved->samples, so_far_.left_out);
+    if (saved->best && validated_otherwise(saved->config, to_json(config_))) {
       log::info("validation is another one now: the lowest loss so far, ",
                 saved->best->loss, " after step ", saved->best->step,
                 ", does not count");
       validation_->go_on(std::nullopt);
     }
-    if (!leads()) return;
-    for (const auto& change : trained_otherwise(saved->config, now)) {
-      log::warning("the checkpoint was trained otherwise: ", change);
-    }
-    if (saved->data != data_hash()) {
-      log::warning(
-          "the data is not what the checkpoint was trained on: other "
-          "files, or another tokenizer. The run goes on with what "
-          "data.train names now.");
-    }
+    if (leads()) warn_of_changes(*saved, config_, data_hash());
   }
 
   // What was refused until here has left the one before as it was.
