@@ -86,15 +86,17 @@ void restore_hugging_face_files(const std::string& folder,
   };
   const std::string said = text_of(kConfig), source = (kept / kConfig).string();
   write_file_atomic(to / kConfig,
-                    models::updated_hugging_face_config(said, source, config));
+                    models::updated_hugging_face_config(said, source, config,
+                                                        files.with_tokenizer));
   if (!fs::exists(kept / kGeneration)) return;
   const std::string generation = text_of(kGeneration);
-  const bool same = models::has_tokens_of(said, source, config);
-  write_file_atomic(
-      to / kGeneration,
-      same ? generation
-           : models::updated_generation_config(
-                 generation, (kept / kGeneration).string(), config));
+  const bool same =
+      files.with_tokenizer && models::has_tokens_of(said, source, config);
+  write_file_atomic(to / kGeneration,
+                    same ? generation
+                         : models::updated_generation_config(
+                               generation, (kept / kGeneration).string(),
+                               config, files.with_tokenizer));
 }
 
 }  // namespace tessera::checkpoint

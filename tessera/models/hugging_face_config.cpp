@@ -110,13 +110,24 @@ const char* dtype_word(at::ScalarType dtype) {
   }
 }
 
+constexpr const char* kPadding = "pad_token_id";
+
+// Those that there are none of are null: left out, transformers would take
+// numbers of its own for them.
 void put_tokens(const HuggingFaceConfig& config, Json& json) {
-  if (config.bos_token) json["bos_token_id"] = *config.bos_token;
+  json["bos_token_id"] = config.bos_token ? Json(*config.bos_token) : Json();
   if (config.eos_tokens.size() == 1) {
     json["eos_token_id"] = config.eos_tokens[0];
-  } else if (!config.eos_tokens.empty()) {
-    json["eos_token_id"] = config.eos_tokens;
+  } else {
+    json["eos_token_id"] =
+        config.eos_tokens.empty() ? Json() : Json(config.eos_tokens);
   }
+}
+
+// Of another tokenizer than the one that `json` came with.
+void put_other_tokens(const HuggingFaceConfig& config, Json& json) {
+  put_tokens(config, json);
+  if (json.contains(kPadding)) json[kPadding] = nullptr;
 }
 
 // How long sequences get, all that `now` says of it: a factor, or the length
@@ -214,7 +225,8 @@ bool has_tokens_of(const std::string& text, const std::string& source,
 
 std::string updated_hugging_face_config(const std::string& text,
                                         const std::string& source,
-                                        const HuggingFaceConfig& config) {
+                                        const HuggingFaceConfig& config,
+                                        bool has_its_tokenizer) {
   Said said(text, source);
   const Json before = said.json;
   if (read_dtype(said.in) != config.dtype) {
@@ -245,7 +257,14 @@ std::string updated_hugging_face_config(const std::string& text,
       said.json[key] = config.model.dropout;
     }
   }
-  if (!has_tokens_of(said.in, config)) put_tokens(config, said.json);
+  if (!has_its_tokenizer) {
+    const bool has_default =  // of transformers, which is a token
+        family.hugging_face->write(config.model).contains(kPadding);
+    if (has_default) said.json[kPadding] = nullptr;
+    put_other_tokens(config, said.json);
+  } else if (!has_tokens_of(said.in, config)) {
+    put_tokens(config, said.json);
+  }
   return said.json == before ? text : said.json.dump(2) + "\n";
 }
 
@@ -258,9 +277,11 @@ std::optional<std::vector<int64_t>> eos_tokens_of(const std::string& text,
 
 std::string updated_generation_config(const std::string& text,
                                       const std::string& source,
-                                      const HuggingFaceConfig& config) {
+                                      const HuggingFaceConfig& config,
+                                      bool has_its_tokenizer) {
   Said said(text, source);
-  put_tokens(config, said.json);
+  has_its_tokenizer ? put_tokens(config, said.json)
+                    : put_other_tokens(config, said.json);
   return said.json.dump(2) + "\n";
 }
 

@@ -47,13 +47,16 @@ bool has_tokens_of(const std::string& text, const std::string& source,
 // A config.json of the same sizes: its own text, in which only what `config`
 // has otherwise is changed: type of the weights, tokens, balance of experts,
 // length of sequences and scaling of positions, dropout where the family has it
-// as model.dropout says.
+// as model.dropout says. `has_its_tokenizer`: the one that the text came with;
+// of another no token is padding.
 std::string updated_hugging_face_config(const std::string& text,
                                         const std::string& source,
-                                        const HuggingFaceConfig& config);
+                                        const HuggingFaceConfig& config,
+                                        bool has_its_tokenizer);
 // The same of a generation_config.json's tokens.
 std::string updated_generation_config(const std::string& text,
                                       const std::string& source,
-                                      const HuggingFaceConfig& config);
+                                      const HuggingFaceConfig& config,
+                                      bool has_its_tokenizer);
 
 }  // namespace tessera::models

@@ -140,6 +140,36 @@ TEST(HuggingFaceConfigOf, NoTokenIsPaddingUnlessItIsSaid) {
   }
 }
 
+// Of a tokenizer of the run's own, also where some have the same numbers.
+TEST(HuggingFaceConfigOf, TokensOfAnotherTokenizerAreNotKept) {
+  const auto config_of = [](const std::string& text) {
+    return tessera::detail::parse_json(text, "config.json");
+  };
+  for (const char* family : {"llama", "gemma3_text"}) {
+    HuggingFaceConfig config{
+        .model = small_model(family), .bos_token = 3, .eos_tokens = {4, 5}};
+    auto text = config_of(hugging_face_config_json(config));
+    text["pad_token_id"] = 0;
+    const auto updated = [&](bool has_its_tokenizer) {
+      return config_of(updated_hugging_face_config(text.dump(), "config.json",
+                                                   config, has_its_tokenizer));
+    };
+    EXPECT_EQ(updated(true), text);
+    auto other = text;
+    other["pad_token_id"] = nullptr;
+    EXPECT_EQ(updated(false), other);
+    config.bos_token = std::nullopt;
+    config.eos_tokens.clear();
+    other["bos_token_id"] = other["eos_token_id"] = nullptr;
+    EXPECT_EQ(updated(false), other);
+    EXPECT_EQ(config_of(updated_generation_config(
+                  R"({"eos_token_id": 4, "top_k": 9})", "generation", config,
+                  /*has_its_tokenizer=*/false)),
+              config_of(R"({"eos_token_id": null, "top_k": 9,
+                            "bos_token_id": null})"));
+  }
+}
+
 TEST(HuggingFaceConfigOf, AnEmptyScalingIsNone) {
   const ModelConfig config =
       parse_hugging_face_config(
@@ -165,7 +195,8 @@ TEST(HuggingFaceConfigOf, LongerSequences) {
   };
   const auto updated = [](const std::string& before,
                           const HuggingFaceConfig& config) {
-    return updated_hugging_face_config(before, "config.json", config);
+    return updated_hugging_face_config(before, "config.json", config,
+                                       /*has_its_tokenizer=*/true);
   };
   const std::string plain = text(R"("rope_theta": 50.0)");
   auto config = parse_hugging_face_config(plain, "config.json");

@@ -8,7 +8,7 @@ import tokenizers
 import torch
 import transformers
 from runs import train
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_models import CONFIGS
 
 TEXT = "".join(
@@ -134,7 +134,9 @@ def test_another_tokenizer_is_not_the_folders(program, tessera, tmp_path):
     assert back("the river").input_ids == other.encode("the river").ids
     assert not (out / "chat_template.jinja").exists()
     config = json.loads((out / "config.json").read_text())
-    assert config["eos_token_id"] == 0
+    generation = json.loads((out / "generation_config.json").read_text())
+    for said in (config, generation):
+        assert said["eos_token_id"] == said["bos_token_id"] == 0 and said.get("pad_token_id") is None
     assert config["house_key"] == {"of": ["nobody", 1e-7]}
 
 
@@ -202,3 +204,30 @@ def test_a_start_of_other_sizes_is_refused(program, tessera, tmp_path):
                  check=False)
     assert done.returncode == 78
     assert "model.hidden is 64" in done.stderr and "60" in done.stderr
+
+
+def test_what_balances_experts_stays_fp32(program, tessera, tmp_path):
+    """A bias as large as those of trained models, whose choices bf16 would change: read, trained beside and written."""
+    losses = {}
+    (tmp_path / "text.txt").write_text(TEXT)
+    for name, offset in {"small": 0.0, "large": 7.5}.items():
+        source = tmp_path / name
+        write_folder(source, "deepseek_v3", torch.bfloat16)
+        weights = load_file(source / "model.safetensors")
+        biases = [key for key in weights if key.endswith("e_score_correction_bias")]
+        torch.manual_seed(9)
+        for key in biases:
+            weights[key] = offset + 0.05 * torch.randn(weights[key].shape)
+        save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+        losses[name] = [json.loads(tessera(
+            "eval", "--model", source, "--data", tmp_path / "text.txt", "--seq-len", "16", "--dtype", dtype,
+        ).splitlines()[-1])["loss"] for dtype in ("bf16", "fp16")]
+        train_without_learning(program, tmp_path, source, run={"name": f"{name}-run"}, precision={"compute": "bf16"},
+                               model={"moe": {"bias_balance": False}})
+        for what in (source, tmp_path / f"{name}-run"):
+            to = tmp_path / f"{name}-out-{what.name}"
+            tessera("convert", "--from", what, "--to", to)
+            out = load_file(to / "model.safetensors")
+            for key, held in weights.items():
+                assert out[key].dtype == held.dtype and torch.equal(out[key], held), key
+    assert biases and losses["large"] == losses["small"]
