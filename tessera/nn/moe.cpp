@@ -212,10 +212,7 @@ void Moe::count_load(Routing& routing) const {
     // expert that has just its share.
     excess =
         counts_of(routing.experts, experts) * experts - routing.experts.numel();
-    if (wide_type(bias_) != bias_.scalar_type()) {  // which they might overflow
-      excess = excess.to(at::kFloat) / static_cast<double>(experts);
-    }
-    excess = excess.to(bias_.scalar_type());
+    excess = excess.to(bias_.scalar_type());  // wide: ParameterSpec::type_in()
   }
   routing.weights = CountLoad::apply(routing.weights, bias_, excess);
 }
@@ -223,9 +220,8 @@ void Moe::count_load(Routing& routing) const {
 // Tokens of a sample that an expert takes at most.
 int64_t Moe::capacity(const Here& here) const {
   const RouterOptions& router = options_.router;
-  return std::min(here.unpadded,
-                  capacity_of(options_.capacity_factor, here.unpadded,
-                              router.top_k, router.experts));
+  return room_of(options_.capacity_factor, here.unpadded, router.top_k,
+                 router.experts);
 }
 
 // Of whole samples, wherever their tokens are; gives back what is of those
@@ -339,19 +335,18 @@ void Moe::add_balance(const MoeTokens& tokens, const Routing& routing,
   Balance& balance = *tokens.balance;
   const at::Tensor& p = routing.probabilities;
   const double share = share_of_token(here);
+  // Where experts choose the load is even: it pulls at nothing.
+  const double weight = experts_choose() ? 0 : options_.aux_loss;
   if (options_.balance == BalanceOver::kBatch) {
     TORCH_INTERNAL_ASSERT(tokens.load, "a balance over batches has their load");
     const double scale = share * static_cast<double>(options_.router.experts);
-    const at::Tensor of = options_.aux_loss > 0 ? p : p.detach();
+    const at::Tensor of = weight > 0 ? p : p.detach();
     add_to(balance.pulls, of.sum(0) * scale);
-    balance.weight = options_.aux_loss;
+    balance.weight = weight;
   } else {
     const at::Tensor loss = balance_loss(routing, here);
     add_to(balance.loss, loss.detach());
-    // Where experts choose the load is even: it pulls at nothing.
-    if (options_.aux_loss > 0 && !experts_choose()) {
-      add_to(balance.penalty, loss * options_.aux_loss);
-    }
+    if (weight > 0) add_to(balance.penalty, loss * weight);
   }
   if (options_.z_loss == 0) return;
   const at::Tensor z = products.to(p.scalar_type()).logsumexp(-1);

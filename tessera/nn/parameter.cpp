@@ -106,8 +106,8 @@ bool is_filled(const Parameter& parameter, const MaterialiseOptions& options) {
 
 at::Tensor filled(const Parameter& parameter, const mesh::Box& box,
                   const MaterialiseOptions& options) {
-  const auto there =
-      at::TensorOptions().dtype(options.dtype).device(options.device);
+  const at::ScalarType type = parameter.spec->type_in(options.dtype);
+  const auto there = at::TensorOptions().dtype(type).device(options.device);
   const Init& init = parameter.spec->init;
   if (!is_filled(parameter, options) || box.empty())
     return at::empty(box.size, there);
@@ -173,7 +173,8 @@ void materialise(torch::nn::Module& root, const mesh::DeviceMesh& mesh,
     const mesh::Box box = parameter.spec->layout.local_box(mesh, coord);
     at::Tensor tensor;
     if (options.memory) {
-      tensor = options.memory(parameter, box.size, options.dtype);
+      tensor = options.memory(parameter, box.size,
+                              parameter.spec->type_in(options.dtype));
       if (is_filled(parameter, options)) {
         tensor.copy_(filled(parameter, box, options));
       }

@@ -75,6 +75,13 @@ struct ParameterSpec {
   // The units of its model that compute with it, the first of which owns it:
   // set by the model.
   std::vector<int64_t> units = {};
+
+  // The type that it and its gradient have where the model's are of `type`:
+  // what balances experts moves by less than narrow types tell apart.
+  at::ScalarType type_in(at::ScalarType type) const {
+    const bool is_narrow = balances_load && c10::isReducedFloatingType(type);
+    return is_narrow ? at::kFloat : type;
+  }
 };
 
 // A module whose parameters are declared by their global shapes.

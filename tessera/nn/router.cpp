@@ -134,4 +134,9 @@ int64_t capacity_of(double factor, int64_t tokens, int64_t top_k,
   return static_cast<int64_t>(factor * share * (1 + kRounding));
 }
 
+int64_t room_of(double factor, int64_t tokens, int64_t top_k, int64_t experts) {
+  const int64_t capacity = capacity_of(factor, tokens, top_k, experts);
+  return std::min(tokens, std::max<int64_t>(1, capacity));
+}
+
 }  // namespace tessera::nn

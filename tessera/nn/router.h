@@ -69,9 +69,12 @@ at::Tensor taken_tokens(const at::Tensor& scores, int64_t capacity);
 at::Tensor within_capacity(const at::Tensor& choices, int64_t experts,
                            int64_t capacity);
 
-// Tokens of a sample of T that an expert takes at most, rounded down, but for
-// what a product of doubles is short of a whole number.
+// factor k T / E, rounded down, but for what a product of doubles is short of a
+// whole number: the tokens of a sample of T that an expert has room for.
 int64_t capacity_of(double factor, int64_t tokens, int64_t top_k,
                     int64_t experts);
+// That, and of a short sample one at least: those that are trained on have more
+// (parallel/expert), and without any the layer would be none.
+int64_t room_of(double factor, int64_t tokens, int64_t top_k, int64_t experts);
 
 }  // namespace tessera::nn

@@ -73,16 +73,20 @@ TEST(Router, CapacityTakesWhatComesFirst) {
   EXPECT_EQ(capacity_of(0.1, 8, 2, 4), 0);
   EXPECT_EQ(capacity_of(1.15, 400, 1, 4), 115);
   EXPECT_EQ(capacity_of(1.149, 400, 1, 4), 114);
+  EXPECT_EQ(room_of(1.25, 8, 2, 4), 5);
+  EXPECT_EQ(room_of(1.0, 15, 8, 128), 1);  // of 0.94
+  EXPECT_EQ(room_of(9, 8, 2, 4), 8);
 }
 
 constexpr int64_t kWidth = 6, kExperts = 4;
 
-std::shared_ptr<Moe> make(const MoeOptions& given) {
+std::shared_ptr<Moe> make(const MoeOptions& given,
+                          at::ScalarType dtype = at::kDouble) {
   MoeOptions options = given;
   options.router.experts = kExperts;
   options.expert = {.width = kWidth, .hidden = 5};
   auto moe = std::make_shared<Moe>(options);
-  materialise(*moe, {.seed = 7, .dtype = at::kDouble});
+  materialise(*moe, {.seed = 7, .dtype = dtype});
   return moe;
 }
 
@@ -117,6 +121,22 @@ TEST(Moe, TheGradientOfTheBiasIsTheExcessOfChoices) {
   (3 * moe->forward(x, {.balance = &balance}).sum()).backward();
   const at::Tensor load = balance.counts[0].narrow(0, 0, kExperts);
   EXPECT_TRUE(at::equal(moe->bias().grad(), load * kExperts - 6 * 2));
+}
+
+// What is added to all of them moves no choice; bf16 has steps of 1/32 there.
+TEST(Moe, TheBiasOfAModelOfBf16IsFp32) {
+  const auto moe =
+      make({.router = {.top_k = 2}, .has_bias = true}, at::kBFloat16);
+  const at::NoGradGuard no_grad;
+  at::Tensor bias = moe->bias();
+  ASSERT_EQ(bias.scalar_type(), at::kFloat);
+  bias.copy_(at::arange(kExperts, at::kFloat) / 256);
+  const at::Tensor x = sample(50).to(at::kBFloat16);
+  const at::Tensor y = moe->forward(x);
+  bias.add_(7.5);
+  EXPECT_TRUE(at::equal(moe->forward(x), y));
+  bias.copy_(bias.to(at::kBFloat16));
+  EXPECT_FALSE(at::equal(moe->forward(x), y));
 }
 
 TEST(Moe, SharedExpertsAreAddedForEveryToken) {

@@ -174,12 +174,14 @@ void ModelUnits::set_recomputation(program::Units& units) const {
 
 std::vector<program::UnitTransfers> ModelUnits::transfers_of(
     const mesh::DeviceMesh& mesh, int64_t rank, Lanes& lanes) const {
-  const at::ScalarType weight = config.precision.compute_dtype();
-  const at::ScalarType reduced = config.precision.gradient_dtype();
   std::vector<program::UnitTransfers> all(parameters.size());
   for (size_t unit = 0; unit < parameters.size(); ++unit) {
     program::UnitTransfers& each = all[unit];
     for (const auto& bundle : bundles(static_cast<int64_t>(unit), mesh, rank)) {
+      const at::ScalarType weight =
+          bundle.type_in(config.precision.compute_dtype());
+      const at::ScalarType reduced =
+          bundle.type_in(config.precision.gradient_dtype());
       const int64_t piece = bundle.cut.numel();
       const bool travels = bundle.is_sharded() && bundle.cut.ranks() > 1;
       if (bundle.is_frozen) {

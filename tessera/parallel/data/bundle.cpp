@@ -47,14 +47,16 @@ bool travels_alone(const Cut& cut) {
 std::vector<Bundle> bundles_of(const std::vector<nn::Parameter>& unit,
                                const mesh::DeviceMesh& mesh, int64_t rank,
                                int64_t stage) {
-  // The last one tells those apart that travel alone.
-  using Key = std::tuple<bool, at::ScalarType, std::vector<int64_t>, size_t>;
+  // Whether they balance experts, which keeps a type of their own; the last one
+  // tells those apart that travel alone.
+  using Key =
+      std::tuple<bool, at::ScalarType, bool, std::vector<int64_t>, size_t>;
   std::map<Key, std::vector<nn::Parameter>> by_peers;
   for (size_t i = 0; i < unit.size(); ++i) {
     const bool alone = travels_alone(cut_of({unit[i]}, mesh, rank, stage));
-    by_peers[{unit[i].spec->is_frozen, unit[i].tensor.scalar_type(),
-              unit[i].spec->layout.gradient_peers(mesh, rank),
-              alone ? i + 1 : 0}]
+    const nn::ParameterSpec& spec = *unit[i].spec;
+    by_peers[{spec.is_frozen, unit[i].tensor.scalar_type(), spec.balances_load,
+              spec.layout.gradient_peers(mesh, rank), alone ? i + 1 : 0}]
         .push_back(unit[i]);
   }
   std::vector<Bundle> bundles;
@@ -62,7 +64,7 @@ std::vector<Bundle> bundles_of(const std::vector<nn::Parameter>& unit,
     Bundle bundle{.parameters = std::move(parameters), .stage = stage};
     bundle.axis = bundle.parameters.front().spec->layout.data_axis();
     bundle.shards = mesh.peers(rank, {bundle.axis});
-    bundle.is_frozen = std::get<bool>(key);
+    bundle.is_frozen = std::get<0>(key);
     bundle.dtype = std::get<at::ScalarType>(key);
     bundle.peers = std::get<std::vector<int64_t>>(key);
     bundle.peers_name = name_of_peers(bundle, mesh);

@@ -27,6 +27,10 @@ struct Bundle {
   bool is_frozen = false;             // without gradients
   bool in_files = false;              // where pieces of parameters lie
 
+  // As nn::ParameterSpec has it.
+  at::ScalarType type_in(at::ScalarType type) const {
+    return parameters.front().spec->type_in(type);
+  }
   // In stage 3 one rank, too, has its piece in files and apart from it, where
   // and while it computes, what it gathers.
   bool is_sharded() const {

@@ -20,7 +20,7 @@ std::vector<at::Tensor> parameters_of(const Bundle& bundle) {
 }
 
 at::ScalarType type_of(const Bundle& bundle, const GradientOptions& options) {
-  return options.dtype.value_or(bundle.dtype);
+  return bundle.type_in(options.dtype.value_or(bundle.dtype));
 }
 
 class ReplicatedGradients final : public GradientStorage {

@@ -33,6 +33,8 @@ struct Sizes {
   int64_t uncut = 0, products = 0;
   int64_t added_bytes = 0;  // while the most is added to masters
   int64_t flops = 0;        // of the products of all
+  // One of them, for their types.
+  const nn::ParameterSpec* spec = nullptr;
 };
 
 int64_t size_of(at::ScalarType type) {
@@ -43,8 +45,9 @@ bool rounds(const StateOptions& options) {
   return options.shard && *options.shard != options.compute;
 }
 
-Sizes sizes_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
+Sizes sizes_of(const nn::ParameterSpec& spec, const mesh::DeviceMesh& mesh,
                const mesh::Coord& coord, int64_t stage) {
+  const mesh::Layout& layout = spec.layout;
   const Axis data = layout.data_axis();
   const auto shape =
       layout.with(data, Placement::replicate()).local_shape(mesh, coord);
@@ -57,7 +60,8 @@ Sizes sizes_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
           .shard = layout.local_box(mesh, coord).numel(),
           .piece = cut.numel(),
           .alone = alone,
-          .largest = layout.local_box(mesh, coord).numel()};
+          .largest = layout.local_box(mesh, coord).numel(),
+          .spec = &spec};
 }
 
 // Half precision has fp32 masters, unless shards are masters.
@@ -176,7 +180,10 @@ int64_t gather_work_bytes(const Sizes& sizes, int64_t stage, int64_t ranks,
 }
 
 void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
-               const StateOptions& options) {
+               const StateOptions& of_model) {
+  StateOptions options = of_model;
+  options.compute = sizes.spec->type_in(options.compute);
+  options.gradient = sizes.spec->type_in(options.gradient);
   const int64_t weight = size_of(options.compute);
   const int64_t gradient = size_of(options.gradient);
   const int64_t stage = facts.zero_stage;
@@ -248,17 +255,20 @@ std::vector<ParameterFacts> parameter_facts(
     const StateOptions& options) {
   // By what they are summed over: key/value heads that several ranks hold are
   // summed over some ranks of tp, norms over all.
-  using Key = std::tuple<std::vector<Axis>, int64_t, bool, bool, bool, bool>;
+  using Key =
+      std::tuple<std::vector<Axis>, int64_t, bool, bool, bool, bool, bool>;
   std::map<Key, Sizes> groups;
   for (const auto* spec : parameters) {
-    Sizes sizes = sizes_of(spec->layout, mesh, coord, options.zero_stage);
+    Sizes sizes = sizes_of(*spec, mesh, coord, options.zero_stage);
     if (options.updates.whole_matrices &&
         models::is_hidden_matrix(*spec, options.num_units)) {
       add_matrix(spec->layout, mesh, coord, options, sizes);
     }
     Sizes& sum = groups[{sum_axes_of(*spec, mesh, options.two_replicas),
                          spec->layout.on(Axis::kTp).copies, is_tied(*spec),
-                         spec->is_frozen, sizes.alone, sizes.matrix}];
+                         spec->is_frozen, spec->balances_load, sizes.alone,
+                         sizes.matrix}];
+    sum.spec = spec;
     sum.alone = sizes.alone;
     sum.matrix = sizes.matrix;
     sum.sent += sizes.sent;

@@ -103,8 +103,9 @@ void check_capacity(const models::MoeConfig& moe, int64_t seq_len) {
 void check_balance(const models::ModelConfig& model,
                    const mesh::DeviceMesh& mesh) {
   const int64_t layers = model.layers_with_experts();
-  TS_CHECK_CONFIG(model.moe.balance != "batch" || mesh.degree(Axis::kPp) == 1 ||
-                      layers <= 1,
+  const bool multiplies =
+      model.moe.balance == "batch" && !model.moe.experts_choose();
+  TS_CHECK_CONFIG(!multiplies || mesh.degree(Axis::kPp) == 1 || layers <= 1,
                   "model.moe.balance batch multiplies means over all ", layers,
                   " layers with experts, which mesh.pp ",
                   mesh.degree(Axis::kPp),

@@ -191,8 +191,8 @@ void UnitTracer::keep_choices(Routing& routing, const TokenPiece& piece) const {
   if (shard.gather_samples) shard.gather_samples(ops_, placed * size);
   if (experts_choose) {
     const Memory gathered = ops_.wides(placed + all);
-    const Memory best = ops_.bytes((ops_.wide() + kNumberBytes) *
-                                   model_.samples * moe.experts * capacity());
+    const Memory rounded = ops_.wides(all), best = ops_.wides(all);
+    const Memory order = ops_.numbers(all);
     const Memory taken = ops_.bytes(2 * all);
     routing.experts = ops_.numbers(routing.weights.numel);
     return;
@@ -206,9 +206,8 @@ void UnitTracer::keep_choices(Routing& routing, const TokenPiece& piece) const {
 // Of an expert, in tokens of a sample.
 int64_t UnitTracer::capacity() const {
   const MoeConfig& moe = config_.moe;
-  return std::min(model_.whole_tokens,
-                  nn::capacity_of(moe.capacity_factor, model_.whole_tokens,
-                                  moe.top_k, moe.experts));
+  return nn::room_of(moe.capacity_factor, model_.whole_tokens, moe.top_k,
+                     moe.experts);
 }
 
 // Room for those that so many tokens give, and how many these are.
@@ -264,7 +263,7 @@ void UnitTracer::add_balance(const Routing& routing) {
 void UnitTracer::count_load(Routing& routing) const {
   if (!config_.moe.bias_balance || !ops_.tape().records()) return;
   const int64_t experts = config_.moe.experts;
-  const Memory excess = ops_.elements(experts);
+  const Memory excess = ops_.wides(experts);
   routing.weights = ops_.tape().record(
       routing.weights.memory, routing.weights.numel,
       {routing.weights, ops_.tape().parameter(experts)}, {excess},
