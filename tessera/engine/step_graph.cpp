@@ -34,7 +34,11 @@ void StepGraph::let_go() {
 
 void StepGraph::take(ModelActor& actor, const std::function<void()>& run,
                      const std::function<void()>& begin) {
-  if (!actor.can_repeat() || tries_left_ == 0) return run();
+  if (!actor.can_repeat()) {
+    let_go();  // the step needs its memory
+    return run();
+  }
+  if (tries_left_ == 0) return run();
   // The first one finds the memory that stays, and compiles.
   const bool is_alike = last_ == actor.numbers();
   last_ = actor.numbers();

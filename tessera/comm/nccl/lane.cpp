@@ -1,5 +1,6 @@
 #include "tessera/comm/nccl/lane.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -158,7 +159,9 @@ void Lane::make_kept_calls() {
     if (next.ready) {
       if (!beside) {
         const c10::impl::VirtualGuardImpl devices(device_.type());
-        beside.emplace(devices.getStreamFromGlobalPool(device_));
+        // The library takes its own of the others, of which there are few.
+        beside.emplace(
+            devices.getStreamFromGlobalPool(device_, /*isHighPriority=*/true));
       }
       next.ready->block(beside->current_stream());
     }
@@ -181,6 +184,10 @@ bool Lane::is_idle() const {
 }
 
 std::exception_ptr Lane::look(std::chrono::milliseconds timeout) {
+  // A thread that asks a GPU something by another one, which it is on if nobody
+  // says, takes hundreds of megabytes there.
+  c10::OptionalDeviceGuard there;
+  if (!device_.is_cpu()) there.reset_device(device_);
   std::exception_ptr unopened;
   {
     const std::lock_guard lock(mutex_);

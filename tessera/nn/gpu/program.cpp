@@ -6,12 +6,16 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <initializer_list>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -90,6 +94,14 @@ struct Driver {
   int (*attribute)(int*, int which, int device) =
       from.find<std::remove_pointer_t<decltype(attribute)>>(
           "cuDeviceGetAttribute");
+  int (*context)(void**) =
+      from.find<std::remove_pointer_t<decltype(context)>>("cuCtxGetCurrent");
+  int (*retain)(void** context, int device) =
+      from.find<std::remove_pointer_t<decltype(retain)>>(
+          "cuDevicePrimaryCtxRetain");
+  int (*set_context)(void*) =
+      from.find<std::remove_pointer_t<decltype(set_context)>>(
+          "cuCtxSetCurrent");
   int (*load)(void** module, const void* image) =
       from.find<std::remove_pointer_t<decltype(load)>>("cuModuleLoadData");
   int (*function)(void**, void* module, const char* name) =
@@ -103,6 +115,15 @@ struct Driver {
 
 void check(int status, const char* what) {
   TS_CHECK(status == 0, what, " gave ", status);
+}
+
+// A thread that has asked the device nothing yet has none.
+void require_context(const Driver& driver, int device) {
+  void* context = nullptr;
+  check(driver.context(&context), "cuCtxGetCurrent");
+  if (context != nullptr) return;
+  check(driver.retain(&context, device), "cuDevicePrimaryCtxRetain");
+  check(driver.set_context(context), "cuCtxSetCurrent");
 }
 
 // As 89 for 8.9.
@@ -124,8 +145,13 @@ std::filesystem::path cache_folder() {
   return std::filesystem::path(home) / ".cache" / "tessera";
 }
 
+// Beside what an architecture and a type say.
+constexpr std::array kOptions = {"--std=c++20",
+                                 "--device-as-default-execution-space"};
+
 uint64_t hash_of_source() {
   uint64_t hash = kThreads;
+  for (const std::string_view option : kOptions) hash = hash64(option, hash);
   for (const auto& [name, text] : kSource) hash = hash64(text, hash);
   return hash;
 }
@@ -164,7 +190,9 @@ void keep(const std::filesystem::path& file, const std::string& code) {
 // Those of one GPU, the current one where they are made, and one type.
 class Loops {
  public:
-  Loops(int device, int bits) : capability_(capability_of(driver_, device)) {
+  Loops(int device, int bits)
+      : device_(device), capability_(capability_of(driver_, device)) {
+    require_context(driver_, device);
     const std::string architecture = c10::str("sm_", capability_);
     const std::filesystem::path file = file_for(architecture, bits);
     const std::string kept = kept_code(file);
@@ -176,6 +204,7 @@ class Loops {
 
   void launch(const std::string& name, int64_t blocks, void* stream,
               void** arguments) {
+    require_context(driver_, device_);
     const std::lock_guard lock(mutex_);
     void*& function = functions_[name];
     if (function == nullptr) {
@@ -192,7 +221,7 @@ class Loops {
 
  private:
   const Driver driver_;
-  const int capability_;
+  const int device_, capability_;
   void* module_ = nullptr;
   std::mutex mutex_;
   std::map<std::string, void*> functions_;
@@ -251,9 +280,9 @@ std::string compile(const std::string& architecture, int bits) {
   const std::string target = "--gpu-architecture=" + architecture;
   const std::string threads = c10::str("-DTESSERA_GPU_THREADS=", kThreads);
   const std::string type = c10::str("-DTESSERA_GPU_TYPE=", bits);
-  const std::array options = {target.c_str(), threads.c_str(), type.c_str(),
-                              "--std=c++20",
-                              "--device-as-default-execution-space"};
+  std::vector<const char*> options = {target.c_str(), threads.c_str(),
+                                      type.c_str()};
+  options.insert(options.end(), kOptions.begin(), kOptions.end());
   const int status =
       nvrtc.compile(program, static_cast<int>(options.size()), options.data());
   std::string text;

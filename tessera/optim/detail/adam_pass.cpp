@@ -100,6 +100,7 @@ bool runs_in_one_pass(const UpdateGroup& group) {
     return tensor.defined() && tensor.scalar_type() == at::kHalf;
   };
   return nn::gpu::runs(group.parameters.front()) &&
+         std::ranges::all_of(group.gradients, nn::gpu::runs) &&
          std::ranges::none_of(group.gradients, is_fp16) &&
          std::ranges::none_of(group.copies, is_fp16);
 }

@@ -153,7 +153,8 @@ at::Tensor dispatch(const at::Tensor& given, const at::Tensor& counts,
                     const DispatchOptions& options) {
   const int64_t n = group.size();
   at::Tensor all = at::empty({n, counts.size(0)}, counts.options());
-  group.all_gather(all, counts, comm::Mode::kBlocking);
+  // Where it was given up, what is there is nothing.
+  group.all_gather(all, counts, comm::Mode::kBlocking).synchronize();
   all = read_on_host(all).view({n, n, -1});  // by source, rank, its experts
   const int64_t experts_here = all.size(2);
   const auto sent = to_vector(all.select(0, group.rank()));
