@@ -16,10 +16,7 @@
 #include "tessera/core/broken_pipe.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
-#include "tessera/core/host.h"
 #include "tessera/core/log.h"
-#include "tessera/core/processor.h"
-#include "tessera/core/version.h"
 #include "tessera/launch/cores.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/store.h"
@@ -58,14 +55,10 @@ class BenchCommand {
           plan_, ranks,
           is_rank ? std::max<int64_t>(1, place.local_world_size) : ranks);
     }
-    around_ = {
-        .command = command_line(argc_, argv_),
-        .host = host_name(),
-        .processor = processor_name(),
-        .cores = launch::available_cores(),
-        .ranks = ranks,
-        .ranks_are = is_rank ? "processes of " + place.source : flags_.ranks,
-        .build = version_line()};
+    around_ = circumstances(argc_, argv_);
+    around_.ranks = ranks;
+    around_.ranks_are = is_rank ? "processes of " + place.source : flags_.ranks;
+    if (place.source != "tessera" && place.rank == 0) warn_of_load();
     ignore_broken_pipes();  // who reads along may stop before the ranks do
     if (is_rank) return run_rank(place);
     comm::check_tuning_table();

@@ -11,8 +11,11 @@
 #include "tessera/comm/comm_config.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tessera/core/host.h"
 #include "tessera/core/log.h"
+#include "tessera/core/processor.h"
 #include "tessera/core/units.h"
+#include "tessera/core/version.h"
 #include "tessera/launch/cores.h"
 #include "tessera/monitor/memory.h"
 
@@ -139,6 +142,9 @@ void check_tune(const bench::Plan& plan, bool of_forms) {
   TS_CHECK_USAGE(plan.dtypes.size() == 1 && plan.redops.size() == 1,
                  "--tune chooses by the times of one type and one reduction. "
                  "Name one --dtype and one --redop.");
+  TS_CHECK_USAGE(plan.check,
+                 "--tune names algorithms by which runs then compute: it needs "
+                 "the check. Leave --no-check out.");
   of_forms ? check_forms(plan) : check_algorithms(plan);
   TS_CHECK_USAGE(std::getenv("TESSERA_COMM_TABLE") == nullptr,
                  "--tune compares with each backend's own algorithm, but "
@@ -256,10 +262,14 @@ CLI::Validator is_number() {
           ""};
 }
 
-std::string command_line(int argc, char** argv) {
+bench::Circumstances circumstances(int argc, char** argv) {
   std::string words = "tessera";
   for (int i = 1; i < argc; ++i) words += std::string(" ") + argv[i];
-  return words;
+  return {.command = words,
+          .host = host_name(),
+          .processor = processor_name(),
+          .cores = launch::available_cores(),
+          .build = version_line()};
 }
 
 bench::Plan plan_of(const BenchFlags& flags) {

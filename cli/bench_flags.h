@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/benchmark/circumstances.h"
 #include "tessera/benchmark/measure.h"
 
 namespace tessera::cli {
@@ -63,7 +64,7 @@ void warn_of_load();
 // CLI::Range lets NaN through.
 CLI::Validator is_number();
 
-// As it was typed, for whoever reads the figures later.
-std::string command_line(int argc, char** argv);
+// The command as it was typed, and this machine.
+benchmark::Circumstances circumstances(int argc, char** argv);
 
 }  // namespace tessera::cli

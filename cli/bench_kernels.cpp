@@ -9,11 +9,7 @@
 #include "cli/commands.h"
 #include "tessera/benchmark/kernels/report.h"
 #include "tessera/core/files.h"
-#include "tessera/core/host.h"
-#include "tessera/core/processor.h"
 #include "tessera/core/vectors.h"
-#include "tessera/core/version.h"
-#include "tessera/launch/cores.h"
 #include "tessera/nn/kernel_choice.h"
 
 namespace tessera::cli {
@@ -38,19 +34,12 @@ std::vector<kernels::MakeContest> all_contests() {
   return all;
 }
 
-void run(const KernelFlags& flags, const std::string& command) {
+void run(const KernelFlags& flags, benchmark::Circumstances around) {
   check_output_files({{"--json", flags.json}});
   nn::check_kernels_chosen();
   warn_of_load();
-  const int64_t cores = launch::available_cores();
-  const kernels::Circumstances around{
-      .command = command,
-      .host = host_name(),
-      .processor = processor_name(),
-      .vectors = name_of(widest_vectors()),
-      .cores = cores,
-      .threads = flags.threads > 0 ? flags.threads : cores,
-      .build = version_line()};
+  around.vectors = name_of(widest_vectors());
+  around.threads = flags.threads > 0 ? flags.threads : around.cores;
   at::set_num_threads(static_cast<int>(around.threads));
   std::cout << kernels::heading(around) << kernels::column_names()
             << std::flush;
@@ -87,7 +76,7 @@ void add_bench_kernels(CLI::App& bench, int argc, char** argv) {
       "Example:\n"
       "  tessera bench kernels --threads 2 --json kernels.json");
   command->callback(
-      [flags, argc, argv] { run(*flags, command_line(argc, argv)); });
+      [flags, argc, argv] { run(*flags, circumstances(argc, argv)); });
 }
 
 }  // namespace tessera::cli

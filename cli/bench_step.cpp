@@ -9,16 +9,12 @@
 #include "tessera/benchmark/step_report.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
-#include "tessera/core/host.h"
 #include "tessera/core/log.h"
-#include "tessera/core/processor.h"
 #include "tessera/core/units.h"
 #include "tessera/core/vectors.h"
-#include "tessera/core/version.h"
 #include "tessera/engine/model_sizes.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/engine/run_devices.h"
-#include "tessera/launch/cores.h"
 #include "tessera/models/model.h"
 #include "tessera/train/memory_check.h"
 
@@ -46,6 +42,7 @@ class BenchStepCommand {
                     "bench step measures ranks; mesh.data_parallel dp has one. "
                     "Use ddp.");
     config_.data.train = {"random tokens"};
+    config_.data.weights.clear();
     config_.model.load_weights = false;
     check_output_files({{"--json", flags.json}, {"--plot", flags.plot}});
   }
@@ -75,7 +72,7 @@ class BenchStepCommand {
             },
         .work =
             [&](comm::Communicator& ranks) {
-              measure(ranks, place, command_line(argc, argv));
+              measure(ranks, place, circumstances(argc, argv));
               return static_cast<int>(ExitCode::kOk);
             },
         .arguments = {argv, argv + argc}};
@@ -84,21 +81,18 @@ class BenchStepCommand {
 
  private:
   void measure(comm::Communicator& ranks, const launch::RankEnvironment& place,
-               const std::string& command) const {
+               const benchmark::Circumstances& around) const {
     benchmark::MeasuredStep step;
     step.times = benchmark::measure_step(config_, ranks, flags_.rounds);
     if (ranks.rank() != 0) return;
     const int64_t world = ranks.world_size();
-    step.around = {
-        .command = command,
-        .host = host_name(),
-        .processor = processor_name() + " (" + describe_vectors() + ")",
-        .cores = launch::available_cores(),
-        .ranks = world,
-        .ranks_are = place.source == "none" || place.source == "tessera"
-                         ? flags_.ranks.ranks
-                         : "processes of " + place.source,
-        .build = version_line()};
+    step.around = around;
+    step.around.processor += " (" + describe_vectors() + ")";
+    step.around.ranks = world;
+    step.around.ranks_are = place.source == "none" || place.source == "tessera"
+                                ? flags_.ranks.ranks
+                                : "processes of " + place.source;
+    step.around.threads = step.times.threads;
     step.model = models::describe(config_.model);
     step.mesh = engine::mesh_of(config_, world).describe();
     step.compute = config_.precision.compute;

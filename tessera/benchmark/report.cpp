@@ -138,10 +138,8 @@ const char* state_of(std::optional<double> before_ns,
 
 std::string heading(const Circumstances& around) {
   return c10::str(
-      "# ", around.command, "\n# ", around.ranks, " ranks (", around.ranks_are,
-      ") on ", around.cores, " cores of ", around.host, ", ", around.processor,
-      "\n# ", around.build,
-      "\n# time: average over ranks of the median over timings; every buffer "
+      heading_of(around),
+      "# time: average over ranks of the median over timings; every buffer "
       "is rewritten by its owner before each"
       "\n# line: round trip of a cache line between two cores, before and "
       "after the row; state: near < ",
@@ -167,11 +165,8 @@ std::string json(const Circumstances& around, const std::vector<Row>& rows) {
   for (const Row& row : rows) {
     for (const Cell& cell : row.cells) cells.push_back(json_of(row, cell));
   }
-  const Json document = {
-      {"command", around.command},     {"host", around.host},
-      {"processor", around.processor}, {"cores", around.cores},
-      {"ranks", around.ranks},         {"ranks_are", around.ranks_are},
-      {"build", around.build},         {"cells", cells}};
+  Json document = json_of(around);
+  document["cells"] = cells;
   return document.dump(1) + "\n";
 }
 

@@ -10,20 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "tessera/benchmark/circumstances.h"
 #include "tessera/benchmark/measure.h"
 
 namespace tessera::benchmark {
-
-// Where and how it was measured, for whoever reads the figures later.
-struct Circumstances {
-  std::string command;
-  std::string host;
-  std::string processor;
-  int64_t cores = 0;  // that the ranks of this host may use
-  int64_t ranks = 0;
-  std::string ranks_are;  // "processes of this host", "threads" ...
-  std::string build;      // versions
-};
 
 // "near", "far", "changed", or "unknown".
 const char* state_of(std::optional<double> before_ns,

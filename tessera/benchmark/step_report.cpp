@@ -194,15 +194,10 @@ Json list_of(const std::vector<Each>& all, const Of& of) {
 
 std::string step_text(const MeasuredStep& step) {
   const StepTimes& times = step.times;
-  const Circumstances& around = step.around;
   std::ostringstream text;
-  text << "# " << around.command << "\n# " << around.ranks << " rank"
-       << (around.ranks == 1 ? "" : "s (" + around.ranks_are + ")") << " of "
-       << times.threads << " threads on " << around.cores << " cores of "
-       << around.host << ", " << around.processor << "\n# " << around.build
-       << "\n# " << step.model << ", " << step.compute << ", mesh " << step.mesh
-       << ", " << step.samples << " samples of " << step.tokens
-       << " random tokens\n\n";
+  text << heading_of(step.around) << "# " << step.model << ", " << step.compute
+       << ", mesh " << step.mesh << ", " << step.samples << " samples of "
+       << step.tokens << " random tokens\n\n";
   text << "step        " << fixed(1e3 * times.step.median, 2) << " ms ("
        << fixed(1e3 * times.step.fastest, 2) << " to "
        << fixed(1e3 * times.step.slowest, 2) << "), "
@@ -227,69 +222,62 @@ std::string step_json(const MeasuredStep& step) {
   for (size_t kind = 0; kind < kNumMemoryKinds; ++kind) {
     bytes[kMemoryNames[kind]] = times.bytes[kind];
   }
-  const Json document = {
-      {"command", step.around.command},
-      {"host", step.around.host},
-      {"processor", step.around.processor},
-      {"cores", step.around.cores},
-      {"ranks", step.around.ranks},
-      {"ranks_are", step.around.ranks_are},
-      {"threads", times.threads},
-      {"build", step.around.build},
-      {"model", step.model},
-      {"mesh", step.mesh},
-      {"compute", step.compute},
-      {"samples", step.samples},
-      {"tokens", step.tokens},
-      {"step_s", json_of(times.step)},
-      {"floor_s", json_of(times.floor)},
-      {"step_over_floor", times.over_floor},
-      {"floor_flops", times.floor_flops},
-      {"tokens_per_s", step.tokens_per_s()},
-      {"exposed_comm_s", times.timeline.exposed_comm_s()},
-      {"bubble", times.timeline.bubble},
-      {"seconds", json_of(times.timeline.seconds)},
-      {"exposed", json_of(times.timeline.exposed)},
-      {"bytes", bytes},
-      {"page_faults", times.page_faults},
-      {"instructions", list_of(times.instructions,
-                               [](const InstructionTime& each) {
+  Json document = json_of(step.around);
+  document.update(
+      Json{{"model", step.model},
+           {"mesh", step.mesh},
+           {"compute", step.compute},
+           {"samples", step.samples},
+           {"tokens", step.tokens},
+           {"step_s", json_of(times.step)},
+           {"floor_s", json_of(times.floor)},
+           {"step_over_floor", times.over_floor},
+           {"floor_flops", times.floor_flops},
+           {"tokens_per_s", step.tokens_per_s()},
+           {"exposed_comm_s", times.timeline.exposed_comm_s()},
+           {"bubble", times.timeline.bubble},
+           {"seconds", json_of(times.timeline.seconds)},
+           {"exposed", json_of(times.timeline.exposed)},
+           {"bytes", bytes},
+           {"page_faults", times.page_faults},
+           {"instructions", list_of(times.instructions,
+                                    [](const InstructionTime& each) {
+                                      return Json{{"name", each.name},
+                                                  {"unit", each.unit},
+                                                  {"count", each.count},
+                                                  {"seconds", each.seconds}};
+                                    })},
+           {"kernels", list_of(times.kernels,
+                               [](const KernelTime& each) {
                                  return Json{{"name", each.name},
-                                             {"unit", each.unit},
-                                             {"count", each.count},
+                                             {"calls", each.calls},
                                              {"seconds", each.seconds}};
                                })},
-      {"kernels", list_of(times.kernels,
-                          [](const KernelTime& each) {
-                            return Json{{"name", each.name},
-                                        {"calls", each.calls},
-                                        {"seconds", each.seconds}};
-                          })},
-      {"device",
-       {{"launches", times.device.launches()},
-        {"span_s", times.device.span_s},
-        {"busy_s", times.device.busy_s},
-        {"host_waits", times.device.num_waits()}}},
-      {"products",
-       list_of(times.products,
-               [](const engine::FloorProduct& each) {
-                 return Json{
-                     {"part", kPartNames[each.part]},
-                     {"rows", each.shape.rows},
-                     {"in", each.shape.in},
-                     {"out", each.shape.out},
-                     {"count", each.count},
-                     {"by",
-                      nn::kProductWayNames[static_cast<size_t>(each.way)]},
-                     {"seconds", each.seconds},
-                     {"gflops", gflops(each)}};
-               })},
-      {"by_rank", list_of(times.ranks, [](const RankTimes& each) {
-         return Json{{"step_s", each.step_s},
-                     {"floor_s", each.floor_s},
-                     {"exposed_comm_s", each.exposed_s},
-                     {"bubble", each.bubble}};
-       })}};
+           {"device",
+            {{"launches", times.device.launches()},
+             {"span_s", times.device.span_s},
+             {"busy_s", times.device.busy_s},
+             {"host_waits", times.device.num_waits()}}},
+           {"products",
+            list_of(times.products,
+                    [](const engine::FloorProduct& each) {
+                      return Json{
+                          {"part", kPartNames[each.part]},
+                          {"rows", each.shape.rows},
+                          {"in", each.shape.in},
+                          {"out", each.shape.out},
+                          {"count", each.count},
+                          {"by",
+                           nn::kProductWayNames[static_cast<size_t>(each.way)]},
+                          {"seconds", each.seconds},
+                          {"gflops", gflops(each)}};
+                    })},
+           {"by_rank", list_of(times.ranks, [](const RankTimes& each) {
+              return Json{{"step_s", each.step_s},
+                          {"floor_s", each.floor_s},
+                          {"exposed_comm_s", each.exposed_s},
+                          {"bubble", each.bubble}};
+            })}});
   return document.dump(1) + "\n";
 }
 

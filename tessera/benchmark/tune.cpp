@@ -38,7 +38,7 @@ Algorithm fastest(const Row& row, const std::string& backend) {
   double limit_us = has_forms(row) ? std::numeric_limits<double>::infinity()
                                    : kWorthIt * own_of(row, backend).time_us;
   for (const Cell& cell : row.cells) {
-    const bool right = cell.wrong.value_or(0) == 0;
+    const bool right = cell.wrong == 0;
     if (cell.series.backend != backend || !right) continue;
     if (cell.time_us >= limit_us) continue;
     best = algorithm_of(cell.series);

@@ -40,11 +40,8 @@ Json json_of(const Row& row) {
 
 std::string heading(const Circumstances& around) {
   return c10::str(
-      "# ", around.command, "\n# ", around.threads,
-      around.threads == 1 ? " thread on " : " threads on ", around.cores,
-      " cores of ", around.host, ", ", around.processor, ", ", around.vectors,
-      "\n# ", around.build,
-      "\n# time: median, in turns with operators of LibTorch; ratio: theirs "
+      heading_of(around),
+      "# time: median, in turns with operators of LibTorch; ratio: theirs "
       "by ours"
       "\n# ulps: the largest error beside fp64, in units of the type's last "
       "place\n\n");
@@ -68,11 +65,8 @@ std::string line(const Row& row) {
 std::string json(const Circumstances& around, const std::vector<Row>& rows) {
   Json all = Json::array();
   for (const Row& row : rows) all.push_back(json_of(row));
-  const Json document = {
-      {"command", around.command},     {"host", around.host},
-      {"processor", around.processor}, {"vectors", around.vectors},
-      {"cores", around.cores},         {"threads", around.threads},
-      {"build", around.build},         {"rows", all}};
+  Json document = json_of(around);
+  document["rows"] = all;
   return document.dump(1) + "\n";
 }
 

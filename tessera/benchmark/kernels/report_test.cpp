@@ -80,7 +80,8 @@ TEST(KernelsReport, JsonHasEveryFigure) {
   EXPECT_DOUBLE_EQ(row["ratio"].get<double>(), 2.5);
   EXPECT_DOUBLE_EQ(row["gbps"].get<double>(), 17);
   EXPECT_TRUE(row["gflops"].is_null());
-  EXPECT_THAT(heading(around), HasSubstr("2 threads on 4 cores of h, p, avx2"));
+  EXPECT_THAT(heading(around),
+              HasSubstr("2 threads on 4 cores of h, p, avx2\n# b\n"));
 }
 
 TEST(KernelsUlps, AreJudgedByWhatAnElementIsASumOf) {

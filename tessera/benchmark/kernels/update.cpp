@@ -1,6 +1,7 @@
 // AdamW over a model's parameters, with clipping and, of bf16, the copy.
 #include <ATen/ATen.h>
 
+#include <array>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@ using Shapes = std::vector<std::vector<int64_t>>;
 // Small enough that a gradient is not clipped away while it is timed.
 constexpr double kScale = 0.9999;
 constexpr double kLr = 1e-4, kDecay = 0.1;
+constexpr std::array<double, 2> kBetas = {0.9, 0.95};
 
 // A decoder of 34 million parameters: eight layers, the embedding, the head.
 Shapes model_shapes() {
@@ -39,7 +41,7 @@ class Update {
       numel_ += parameters_.back().numel();
     }
     const optim::OptimizerConfig config{
-        .betas = {0.9, 0.95}, .eps = 1e-8, .weight_decay = kDecay};
+        .betas = {kBetas[0], kBetas[1]}, .eps = 1e-8, .weight_decay = kDecay};
     optimizer_ = optim::make_optimizer(config, std::move(segments));
     std::map<std::string, at::Tensor> state;
     for (const auto& item : optimizer_->state()) state[item.name] = item.tensor;
@@ -63,27 +65,36 @@ class Update {
     const std::vector<at::Tensor> step(
         masters_.size(), at::full({}, static_cast<double>(++steps_)));
     at::_fused_adamw_(masters_, gradients_, averages_, squares_, {}, step, kLr,
-                      0.9, 0.95, kDecay, 1e-8, false, false);
+                      kBetas[0], kBetas[1], kDecay, 1e-8, false, false);
     if (parameters_.front().scalar_type() != at::kFloat) {
       at::_foreach_copy_(parameters_, masters_);
     }
   }
 
-  // Of the parameters' type.
+  // The parameters, of their type, and both moments of each.
   std::vector<at::Tensor> after_one_step() {
     ours();
-    return parameters_;
+    std::vector<at::Tensor> all = parameters_;
+    all.insert(all.end(), averages_.begin(), averages_.end());
+    all.insert(all.end(), squares_.begin(), squares_.end());
+    return all;
   }
 
-  // The first step's moments are zero before it.
+  // The first step's moments are zero before it, and parameters alone would
+  // not tell one beta from another.
   std::vector<Reference> one_step() const {
-    std::vector<Reference> all;
+    std::vector<Reference> all, averages, squares;
     for (size_t i = 0; i < masters_.size(); ++i) {
       const at::Tensor g = gradients_[i].to(at::kDouble) * kScale;
       const at::Tensor p = masters_[i].to(at::kDouble);
       const at::Tensor step = kLr * g / (g.abs() + 1e-8);
       all.push_back({p * (1 - kLr * kDecay) - step, p.abs() + step.abs()});
+      const at::Tensor m = (1 - kBetas[0]) * g, v = (1 - kBetas[1]) * g * g;
+      averages.push_back({m, m.abs()});
+      squares.push_back({v, v});
     }
+    all.insert(all.end(), averages.begin(), averages.end());
+    all.insert(all.end(), squares.begin(), squares.end());
     return all;
   }
 
