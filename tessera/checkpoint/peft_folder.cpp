@@ -64,8 +64,8 @@ std::string tensor_name(const models::ModelConfig& model,
   TS_CHECK_CONFIG(
       source.widths.empty(), "model.lora: PEFT has one adapter for ",
       source.tensor, ", where this model has ", source.widths.size(),
-      ": they are not the same. Merge the adapters (tessera convert "
-      "--merge), or target other layers.");
+      ": they are not the same. Of such layers adapters are merged: convert's "
+      "--merge here, merge_and_unload() in PEFT. Or target other layers.");
   return kPrefix + source.tensor + ".weight";
 }
 
@@ -74,6 +74,18 @@ std::vector<nn::Parameter> adapters_of(models::Model& model) {
   std::erase_if(parameters,
                 [](const auto& each) { return !each.spec->is_adapter; });
   return parameters;
+}
+
+// What they are beside, by names in Hugging Face folders.
+std::set<std::string> layers_of(const models::ModelConfig& config,
+                                const std::vector<nn::Parameter>& adapters) {
+  std::set<std::string> layers;
+  for (const auto& parameter : adapters) {
+    const std::string layer = tensor_name(config, parameter.name)
+                                  .substr(std::string_view(kPrefix).size());
+    layers.insert(layer.substr(0, layer.rfind(".lora_")));
+  }
+  return layers;
 }
 
 Json config_of(const std::string& folder) {
@@ -279,25 +291,28 @@ void load_peft(const std::string& folder, models::Model& model,
   }
 }
 
+void check_peft_has_adapters_of(const models::ModelConfig& config) {
+  const auto model = models::make_model(config);
+  refuse_what_peft_drops(config, layers_of(config, adapters_of(*model)));
+}
+
 void save_peft(const std::string& folder, const models::ModelConfig& config,
                const WholeParameter& whole, const std::string& base,
                at::ScalarType dtype) {
   const auto model = models::make_model(config);
+  const auto adapters = adapters_of(*model);
+  const auto layers = layers_of(config, adapters);
+  refuse_what_peft_drops(config, layers);
   std::map<std::string, at::Tensor> tensors;
-  std::set<std::string> layers;
   bool is_transposed = false;
-  for (const auto& parameter : adapters_of(*model)) {
-    const std::string name = tensor_name(config, parameter.name);
-    tensors[name] = detail::narrowed(whole(parameter.name, {}).detach(), dtype,
-                                     parameter.name);
-    const std::string layer = name.substr(std::string(kPrefix).size());
-    layers.insert(layer.substr(0, layer.rfind(".lora_")));
+  for (const auto& parameter : adapters) {
+    tensors[tensor_name(config, parameter.name)] = detail::narrowed(
+        whole(parameter.name, {}).detach(), dtype, parameter.name);
     const size_t dot = parameter.name.rfind('.');
     is_transposed |= models::hugging_face_source(
                          config, parameter.name.substr(0, dot) + ".weight")
                          .transposed;
   }
-  refuse_what_peft_drops(config, layers);
   std::vector<TensorSpec> specs;
   for (const auto& [name, tensor] : tensors) {
     specs.push_back({name, dtype, tensor.sizes().vec()});

@@ -32,9 +32,12 @@ void load_peft(const std::string& folder, models::Model& model,
                const mesh::DeviceMesh& mesh = {},
                const mesh::Coord& coord = {});
 
-// Writes the adapters of a model beside weights in `base`, a folder or a name.
 // TS_CHECK_CONFIG on a family whose layers PEFT has together where Tessera has
 // several, and on adapters that PEFT would lose.
+void check_peft_has_adapters_of(const models::ModelConfig& config);
+
+// Writes the adapters of a model beside weights in `base`, a folder or a name:
+// of those that pass this check.
 void save_peft(const std::string& folder, const models::ModelConfig& config,
                const WholeParameter& whole, const std::string& base,
                at::ScalarType dtype);

@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/peft_folder.h"
 #include "tessera/comm/agree.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
@@ -41,6 +42,15 @@ void tell_devices(const engine::RunConfig& config) {
   }
   const std::string emulation = engine::emulation_text(config);
   if (!emulation.empty()) log::info(emulation);
+}
+
+void tell_adapters(const engine::RunConfig& config) {
+  if (config.model.lora.rank == 0) return;
+  const std::string complaint = comm::complaint_of(
+      [&] { checkpoint::check_peft_has_adapters_of(config.model); });
+  if (complaint.empty()) return;
+  log::warning("tessera convert will write this run with --merge alone. ",
+               complaint);
 }
 
 void tell_shares(const engine::RunConfig& config, bool speeds_are_measured) {

@@ -17,6 +17,8 @@ void tell_devices(const engine::RunConfig& config);
 void tell_shares(const engine::RunConfig& config, bool speeds_are_measured);
 // Modules of model.from that this run has none of.
 void tell_left_out(const engine::RunConfig& config);
+// Adapters that no folder of PEFT can hold.
+void tell_adapters(const engine::RunConfig& config);
 // Of this rank's layers those that are not multiplied so.
 void tell_fp8_layers(const engine::RunConfig& config, engine::RankModel& model);
 
