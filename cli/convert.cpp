@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <iostream>
 #include <optional>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/flag_values.h"
@@ -170,16 +171,15 @@ void write_hugging_face(const ConvertFlags& flags, train::ModelSource source,
   const bool has_adapters = config.model.lora.rank > 0;
   TS_CHECK_CONFIG(!flags.merges || has_adapters, "--merge: ", flags.from,
                   " has no adapters (model.lora). Leave --merge out.");
-  // Read in what loses nothing, and not in fp16.
-  const bool is_wide = config.dtype == at::kDouble;
-  const bool must_widen = config.dtype == at::kHalf || has_adapters;
-  const auto opened = must_widen && !is_wide ? at::kFloat : config.dtype;
   const bool writes_adapters = has_adapters && !flags.merges;
   TS_CHECK_CONFIG(!writes_adapters || !flags.max_shard_bytes,
                   "--max-shard-size: adapters are one file. Leave it out, or "
                   "give --merge.");
   if (writes_adapters) require_base(source);
   warn_of_capacity(config.model);
+  // Each is rounded once, to what it is written in.
+  const bool is_wide = config.dtype == at::kDouble || train::is_fp64(source);
+  const auto opened = is_wide ? at::kDouble : at::kFloat;
   const auto whole = train::parameters_of(source, opened, flags.merges);
   if (writes_adapters) {
     checkpoint::save_peft(written, config.model, whole, config.model.from,
@@ -232,16 +232,21 @@ void run_convert(const ConvertFlags& flags) {
   if (is_new && fs::exists(written)) {  // of one that was killed, long ago
     fs::remove_all(written);
   }
-  // The first folder on the way to it that is not there.
-  fs::path made;
-  for (fs::path each = fs::absolute(written).lexically_normal();
+  // The folders on the way to it that are not there.
+  std::vector<fs::path> made;
+  for (fs::path each = fs::absolute(to).lexically_normal().parent_path();
        !fs::exists(each); each = each.parent_path()) {
-    made = each;
+    made.push_back(each);
   }
-  // Half a folder would refuse the next try.
+  // Half a folder would refuse the next try. What somebody else put on the way
+  // stays.
   const auto remove = [&] {
     std::error_code error;
-    if (!made.empty()) return remove_whole(made);
+    if (is_new) {
+      remove_whole(written);
+      for (const fs::path& each : made) fs::remove(each, error);
+      return;
+    }
     for (fs::directory_iterator each(written, error), end; each != end;
          each.increment(error)) {
       remove_whole(each->path());

@@ -312,6 +312,26 @@ TEST_F(CheckpointTest, OldOnesGoWhenTheNewOneIsThere) {
               ::testing::ElementsAre("latest", "step-10", "step-6", "step-8"));
 }
 
+TEST_F(CheckpointTest, OldOnesGoAlsoWhereTheNewOneCannotBeNamed) {
+  save_on(1, 1);
+  fs::remove(folder_ + "/latest");
+  fs::create_directories(folder_ + "/latest/somebody's");
+  save_on(1, 2, kSeed, {.keep = 1});
+  EXPECT_FALSE(fs::exists(step_path(1)));
+  EXPECT_EQ(latest_on(1), 2);
+}
+
+TEST_F(CheckpointTest, InACheckpointNothingIsSaved) {
+  save_on(1, 1);
+  run_threads(2, "shm", [&](Communicator& all) {
+    const State state = detail::test_state(2, kSeed, all.rank(), 2);
+    EXPECT_THAT(refusal(ExitCode::kInputOutput,
+                        [&] { save(step_path(1), 2, state, all.world()); }),
+                HasSubstr("step-1 is a checkpoint itself"));
+  });
+  EXPECT_EQ(latest_on(1), 1);
+}
+
 TEST_F(CheckpointTest, AStepThatIsThereIsReplacedWholeAndBecomesTheNewest) {
   save_on(2, 4);
   save_on(2, 8);

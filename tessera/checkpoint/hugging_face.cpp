@@ -225,7 +225,7 @@ void fill(models::Model& model, const Weights& weights,
       const auto source =
           models::hugging_face_source(model.config(), item.name);
       here.copy_(weights.read(source, part));
-      weights.file_of(source).require_whole();
+      weights.file_of(source).require_unchanged();
     }
   }
 }
@@ -257,7 +257,7 @@ std::map<std::string, Stored> stored_tensors(
       const auto source =
           models::hugging_face_source(model->config(), item.name);
       auto& stored = tensors[source.tensor];
-      // A bias that balances experts transformers keeps in fp32.
+      // A bias that balances experts transformers keeps in fp32, always.
       stored.spec = {source.tensor,
                      parameter.spec->balances_load ? at::kFloat : config.dtype,
                      source.stored_shape(item.shape)};
@@ -402,7 +402,7 @@ WholeParameter parameters_in(const std::string& folder,
                                   .to(dtype, /*non_blocking=*/false,
                                       /*copy=*/true);
     const SafetensorsFile& file = weights.file_of(source);
-    file.require_whole();
+    file.require_unchanged();
     file.let_go();
     return values;
   };

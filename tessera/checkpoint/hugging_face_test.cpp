@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 
 #include "tessera/checkpoint/safetensors.h"
@@ -12,6 +14,7 @@
 #include "tessera/core/files.h"
 #include "tessera/mesh/slice.h"
 #include "tessera/models/decoder.h"
+#include "tests/support/failure_of.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -85,6 +88,22 @@ TEST_P(HuggingFaceTest, ParametersAreReadOneByOne) {
           << parameter.name << " " << i;
     }
   }
+}
+
+TEST_P(HuggingFaceTest, WhatIsWrittenToMeanwhileIsRefused) {
+  save_hugging_face(folder_.path(), config_, parameters_of(decoder_));
+  const auto read = parameters_in(folder_.path(), config_.model, at::kDouble);
+  const std::string name = nn::parameters_of(decoder_).front().name;
+  EXPECT_NO_THROW(read(name, {}));
+  const fs::path file = folder_.path() / "model.safetensors";
+  const auto before = fs::last_write_time(file);
+  std::fstream(file, std::ios::in | std::ios::out).seekp(-1, std::ios::end)
+      << 'A';
+  fs::last_write_time(file, before + std::chrono::seconds(1));
+  EXPECT_THAT(tessera::testing::failure_of([&] { read(name, {}); }),
+              ::testing::HasSubstr("was written to while it was read"));
+  save_hugging_face(folder_.path(), config_, parameters_of(decoder_));
+  EXPECT_NO_THROW(read(name, {}));  // another file, in its place
 }
 
 TEST_P(HuggingFaceTest, SavingAgainReplacesTheFolder) {

@@ -113,19 +113,24 @@ class Load {
     std::string complaint = agree([&] { manifest_ = read_manifest(folder_); });
     if (complaint.empty()) complaint = compare_manifests();
     if (!complaint.empty()) return complaint;
-    return match(options, [&] { return agree([&] { verify(); }); });
+    return match(options, [&] {
+      return agree([&] {
+        verify();
+        open();
+        require_the_same();
+      });
+    });
   }
 
   // A box of the state's tensor of that index, into `target`; `verifies`: long
   // after the check. REQUIRES: checked.
   void read(size_t index, const mesh::Box& box, const at::Tensor& target,
-            OpenFiles& open, bool verifies) const {
+            bool verifies) const {
     const at::NoGradGuard no_grad;
     for (const Part& part : parts_[index]) {
       const mesh::Box common = mesh::intersect(part.place, box);
       if (common.empty()) continue;
-      const auto found = open.try_emplace(part.file, path_of(part.file));
-      const SafetensorsFile& file = found.first->second;
+      const SafetensorsFile& file = open_.at(part.file);
       mesh::Box source = mesh::relative(common, part.place);
       if (part.is_slice) {
         source.offset.erase(source.offset.begin());
@@ -138,18 +143,8 @@ class Load {
     }
   }
 
-  void let_go(size_t index, const OpenFiles& open) const {
-    for (const Part& part : parts_[index]) open.at(part.file).let_go();
-  }
-
-  // All that this rank reads: they stay what they are, whoever removes them.
-  OpenFiles open_all() const {
-    OpenFiles open;
-    const std::vector<bool> wanted = needed();
-    for (size_t file = 0; file < wanted.size(); ++file) {
-      if (wanted[file]) open.try_emplace(file, path_of(file));
-    }
-    return open;
+  void let_go(size_t index) const {
+    for (const Part& part : parts_[index]) open_.at(part.file).let_go();
   }
 
   int64_t step() const { return manifest_.step; }
@@ -184,7 +179,10 @@ class Load {
   // Unless something is wrong with the checkpoint.
   std::string filled(const std::string& complaint) {
     if (!complaint.empty()) return complaint;
-    const std::string failure = agree([&] { fill(); });
+    const std::string failure = agree([&] {
+      open();
+      fill();
+    });
     TS_CHECK_IO(failure.empty(), folder_,
                 ": reading failed half-way: ", failure);
     state_.extra = manifest_.extra;
@@ -285,11 +283,26 @@ class Load {
     }
   }
 
+  // All that this rank reads: they stay what they are, whoever removes them.
+  void open() {
+    const std::vector<bool> wanted = needed();
+    for (size_t file = 0; file < wanted.size(); ++file) {
+      if (wanted[file]) open_.try_emplace(file, path_of(file));
+    }
+  }
+
+  // A run that saves the step again puts another folder in its place: then
+  // what was opened may be none of what was verified.
+  void require_the_same() const {
+    const auto now = read_manifest_alone(folder_);
+    TS_CHECK_IO(format_manifest(now) == format_manifest(manifest_), folder_,
+                ": it was saved again while it was read. Read it again.");
+  }
+
   void fill() {
-    OpenFiles open;
     for (size_t i = 0; i < state_.tensors.size(); ++i) {
       const TensorEntry& entry = state_.tensors[i];
-      read(i, entry.box, entry.local, open, /*verifies=*/false);
+      read(i, entry.box, entry.local, /*verifies=*/false);
     }
   }
 
@@ -322,6 +335,7 @@ class Load {
   comm::Group& world_;
   Manifest manifest_;
   std::vector<std::vector<Part>> parts_;  // of each tensor of the state
+  OpenFiles open_;
 };
 
 void require_usable(const std::string& step_folder,
@@ -349,7 +363,6 @@ struct TensorReader::Impl {
   std::unique_ptr<comm::Communicator> alone = comm::make_communicator({});
   std::optional<Load> load = {};
   std::map<std::string, size_t> by_name = {};
-  OpenFiles open = {};
 };
 
 TensorReader::TensorReader(const std::string& step_folder, State wanted,
@@ -357,7 +370,6 @@ TensorReader::TensorReader(const std::string& step_folder, State wanted,
     : impl_(std::make_unique<Impl>(Impl{.state = std::move(wanted)})) {
   impl_->load.emplace(step_folder, impl_->state, impl_->alone->world());
   require_usable(step_folder, impl_->load->check(options));
-  impl_->open = impl_->load->open_all();
   for (const TensorEntry& entry : impl_->state.tensors) {
     impl_->by_name.emplace(entry.name, impl_->by_name.size());
   }
@@ -370,8 +382,8 @@ at::Tensor TensorReader::read(const std::string& name,
   const size_t index = impl_->by_name.at(name);
   const at::Tensor target =
       at::empty(box.size, impl_->state.tensors[index].local.options());
-  impl_->load->read(index, box, target, impl_->open, /*verifies=*/true);
-  impl_->load->let_go(index, impl_->open);
+  impl_->load->read(index, box, target, /*verifies=*/true);
+  impl_->load->let_go(index);
   return target;
 }
 

@@ -183,7 +183,7 @@ void go_back_to(const std::string& folder, int64_t step) {
   if (!newest || newest->step == step) return;
   write_file_atomic(folder + kResumedFrom,
                     c10::str(name, " ", newest->sequence, "\n"));
-  write_file_atomic(folder + "/latest", name + "\n");
+  detail::name_latest(folder, step);
 }
 
 std::string step_folder(const std::string& folder, int64_t step) {

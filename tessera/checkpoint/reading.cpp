@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 namespace {
 
 std::string manifest_of(const std::string& step_folder) {
-  return step_folder + "/manifest.json";
+  return step_folder + "/" + kManifestName;
 }
 
 // False: somebody else has it. A file system without locks gives it to all.

@@ -21,11 +21,16 @@ namespace {
 
 constexpr const char* kTrainedOn = "rewritten; trained on ";
 
+// A scalar, or without elements: the first rank writes it.
+bool is_of_one(const std::vector<int64_t>& shape) {
+  return shape.empty() || mesh::Box::whole(shape).empty();
+}
+
 // Of a tensor of that shape, on one of so many ranks.
 mesh::Box part_of(const std::vector<int64_t>& shape, int64_t ranks,
                   int64_t rank) {
   mesh::Box box = mesh::Box::whole(shape);
-  if (shape.empty()) return box;  // a scalar is whole
+  if (is_of_one(shape)) return box;
   const mesh::Range rows = mesh::chunk_of(shape[0], ranks, rank);
   box.offset[0] = rows.begin;
   box.size[0] = rows.size();
@@ -36,7 +41,7 @@ mesh::Box part_of(const std::vector<int64_t>& shape, int64_t ranks,
 State state_of(const Manifest& manifest, int64_t ranks, int64_t rank) {
   State state;
   for (const TensorSpec& tensor : manifest.tensors) {
-    if (tensor.shape.empty() && rank > 0) continue;  // the first's
+    if (is_of_one(tensor.shape) && rank > 0) continue;
     state.tensors.push_back({.name = tensor.name,
                              .global_shape = tensor.shape,
                              .box = part_of(tensor.shape, ranks, rank),
@@ -71,16 +76,15 @@ int64_t reshard(const std::string& step_folder, const std::string& folder,
   }
   std::string mesh = manifest.mesh;
   if (!mesh.starts_with(kTrainedOn)) mesh = kTrainedOn + mesh;
-  const Manifest written =
-      detail::manifest_of(parts, detail::base_in(folder),
-                          {.step = manifest.step,
-                           .mesh = mesh,
-                           .extra = extra.value_or(manifest.extra)},
-                          temporary);
-  write_file_atomic(temporary + "/" + kManifestName, format_manifest(written));
+  detail::write_manifest(parts, detail::base_in(folder),
+                         {.step = manifest.step,
+                          .mesh = mesh,
+                          .extra = extra.value_or(manifest.extra)},
+                         temporary);
+  detail::check_listed(read_manifest(temporary), temporary,
+                       state_of(manifest, 1, 0));
   detail::commit_step(folder, temporary, manifest.step);
-  write_file_atomic(folder + "/latest",
-                    detail::step_name(manifest.step) + "\n");
+  detail::name_latest(folder, manifest.step);
   return manifest.step;
 }
 

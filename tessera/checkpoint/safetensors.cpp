@@ -1,10 +1,12 @@
 #include "tessera/checkpoint/safetensors.h"
 
 #include <ATen/Functions.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <optional>
 
 #include "tessera/checkpoint/detail/file_hash.h"
 #include "tessera/checkpoint/detail/posix_file.h"
@@ -62,14 +64,37 @@ std::string describe(const TensorSpec& spec) {
 
 // ---- reader
 
+namespace {
+
+// When a file was last written to; none: it is gone.
+struct Written {
+  ino_t inode = 0;
+  time_t seconds = 0;
+  int64_t nanoseconds = 0;
+
+  bool operator==(const Written&) const = default;
+
+  static std::optional<Written> of(const std::string& path) {
+    struct stat found{};
+    if (::stat(path.c_str(), &found) != 0) return std::nullopt;
+    return Written{found.st_ino, found.st_mtim.tv_sec, found.st_mtim.tv_nsec};
+  }
+};
+
+}  // namespace
+
 struct SafetensorsFile::Impl {
-  explicit Impl(const std::string& path) : file(path) { parse(); }
+  explicit Impl(const std::string& path)
+      : written(Written::of(path)), file(path) {
+    parse();
+  }
 
   void parse();
   const Entry* find(std::string_view name) const;
   const Entry& at(std::string_view name) const;
   const std::string& path() const { return file.path(); }
 
+  const std::optional<Written> written;  // before it was opened
   MappedFile file;
   int64_t header_bytes = 0;
   Metadata metadata;
@@ -178,7 +203,15 @@ at::Tensor SafetensorsFile::read_box(std::string_view name,
 
 void SafetensorsFile::let_go() const { impl_->file.let_go(); }
 
-void SafetensorsFile::require_whole() const { impl_->file.require_whole(); }
+void SafetensorsFile::require_unchanged() const {
+  impl_->file.require_whole();
+  const auto now = Written::of(path());
+  TS_CHECK_IO(!now || !impl_->written || now->inode != impl_->written->inode ||
+                  *now == *impl_->written,
+              path(),
+              ": was written to while it was read. Do not change weights "
+              "while they are in use.");
+}
 
 std::string_view SafetensorsFile::bytes() const {
   const auto bytes = impl_->file.bytes();

@@ -76,8 +76,9 @@ class SafetensorsFile {
 
   // What was read may leave memory; views stay good.
   void let_go() const;
-  // Throws where the file has become shorter: what is gone may read as zeros.
-  void require_whole() const;
+  // Throws where somebody has written to the file since it was opened: what was
+  // read may be of either. One that was replaced stays what it was.
+  void require_unchanged() const;
 
   // The whole file; the header is its first header_bytes().
   std::string_view bytes() const;

@@ -9,7 +9,6 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/detail/local_steps.h"
-#include "tessera/checkpoint/detail/posix_file.h"
 #include "tessera/checkpoint/detail/rank_parts.h"
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"
@@ -39,16 +38,11 @@ State copy_of(const State& state) {
   return copy;
 }
 
-void write_manifest(const std::string& folder, const Manifest& manifest) {
-  const std::string text = format_manifest(manifest);
-  detail::NewFile file(folder + "/" + kManifestName);
-  file.write(text.data(), text.size());
-  file.close();
-  sync_path(folder);
-}
-
 void prepare(const std::string& folder, const std::string& temporary,
              int64_t bytes) {
+  TS_CHECK_IO(!fs::exists(folder + "/" + kManifestName), folder,
+              " is a checkpoint itself, which nothing is added to. Give the "
+              "folder above it.");
   fs::create_directories(folder);
   detail::remove_leftovers(folder);
   detail::require_room(folder, bytes);
@@ -63,25 +57,37 @@ std::optional<int64_t> best_of(const std::string& file) {
   return detail::step_of_name(name);
 }
 
-// What is left to do once the checkpoint stands: failing does not undo it.
+void remove_or_leave(const std::string& folder, int64_t step) {
+  if (remove_unless_read(folder, step)) return;
+  log::debug("checkpoint: step ", step, " is being read, and stays");
+}
+
+// What is left to do once the checkpoint stands: failing does not undo it, nor
+// keep the rest, which makes room, from being done.
 void tidy(const std::string& folder, int64_t step, const SaveOptions& options) {
-  write_file_atomic(folder + "/latest", detail::step_name(step) + "\n");
+  const auto attempt = [](const std::function<void()>& work) {
+    const std::string complaint = complaint_of(work);
+    if (!complaint.empty()) log::warning(complaint);
+  };
   const std::string best_file = folder + "/best";
-  if (!options.best) {
-    fs::remove(best_file);
-  } else if (fs::exists(folder + "/" + detail::step_name(*options.best))) {
-    write_file_atomic(best_file, detail::step_name(*options.best) + "\n");
-  }  // else it could not be saved: the one before it is there still
+  attempt([&] { detail::name_latest(folder, step); });
+  attempt([&] {
+    if (!options.best) {
+      fs::remove(best_file);
+    } else if (fs::exists(step_folder(folder, *options.best))) {
+      write_file_atomic(best_file, detail::step_name(*options.best) + "\n");
+    }  // else it could not be saved: the one before it is there still
+  });
   if (options.keep == 0) return;
-  const auto best = best_of(best_file);
-  int64_t good = 0;
-  for (const auto& found : list_checkpoints(folder)) {
-    if (!found.complaint.empty()) continue;
-    if (++good > options.keep && found.step != best &&
-        !remove_unless_read(folder, found.step)) {
-      log::debug("checkpoint: step ", found.step, " is being read, and stays");
+  attempt([&] {
+    const auto best = best_of(best_file);
+    int64_t good = 0;
+    for (const auto& found : list_checkpoints(folder)) {
+      const bool goes = found.complaint.empty() && ++good > options.keep &&
+                        found.step != best && found.step != options.best;
+      if (goes) attempt([&] { remove_or_leave(folder, found.step); });
     }
-  }
+  });
 }
 
 // One save: its steps in order, each agreed on by all ranks before the next.
@@ -119,21 +125,16 @@ class Save {
     on_every_rank([&] { part = written(); });
     const auto parts = comm::gather_texts(world_, format_manifest(part));
     on_rank_0([&] {
-      const Manifest whole = detail::manifest_of(
+      detail::write_manifest(
           parts, detail::base_in(folder_),
           {.step = step_, .mesh = options.mesh, .extra = state.extra},
           temporary_);
-      write_manifest(temporary_, whole);
     });
     on_every_rank([&] {
       detail::check_listed(read_manifest(temporary_), temporary_, state);
     });
     on_rank_0([&] { detail::commit_step(folder_, temporary_, step_); });
-    on_rank_0([&] {
-      const auto complaint =
-          complaint_of([&] { tidy(folder_, step_, options); });
-      if (!complaint.empty()) log::warning(complaint);
-    });
+    on_rank_0([&] { tidy(folder_, step_, options); });
   }
 
   template <typename Work>

@@ -38,30 +38,32 @@ def test_what_is_stopped_or_changed_while_it_is_converted_leaves_nothing_under_i
                          optimizer={"type": "sgd", "momentum": 0.0}, schedule={"warmup": 1}, checkpoint={"every": 1})
     train(program, path)
     step = tmp_path / "run" / "checkpoints" / "step-1"
-    target = tmp_path / "whole"
+    target = tmp_path / "new" / "whole"
 
     def converted(meanwhile):
         command = [program, "convert", "--from", step, "--to", target]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        while not list(tmp_path.glob("whole.tmp-*/model.safetensors.tmp")):
+        while not list(tmp_path.glob("new/whole.tmp-*/model.safetensors.tmp")):
             assert process.poll() is None
             time.sleep(0.001)
         process.send_signal(signal.SIGSTOP)
         meanwhile(process)
         process.send_signal(signal.SIGCONT)
         _, errors = process.communicate(timeout=120)
-        assert not list(tmp_path.glob("whole*"))
+        assert not list(tmp_path.glob("new/whole*"))
         return process.returncode, errors
 
     def change(_):
         with open(next(step.glob("*.safetensors")), "r+b") as file:
             file.seek(-5_000_000, os.SEEK_END)  # in a block, which is read late
             file.write(1000 * b"A")
+        (target.parent / "of somebody else").write_text("")
 
     code, _ = converted(lambda process: process.terminate())
-    assert code == -signal.SIGTERM
+    assert code == -signal.SIGTERM and not target.parent.exists()
     code, errors = converted(change)
     assert code == 74 and "something writes to it" in errors, errors
+    assert os.listdir(target.parent) == ["of somebody else"]
 
 
 @pytest.mark.parametrize("name", ["step-3", "step-3.tmp", "step-1/whole"])

@@ -6,8 +6,10 @@
 #include <set>
 #include <utility>
 
+#include "tessera/checkpoint/detail/posix_file.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 
 namespace tessera::checkpoint::detail {
 namespace {
@@ -119,6 +121,16 @@ Manifest manifest_of(const std::vector<std::string>& parts, const Base& base,
     }
   }
   return whole;
+}
+
+void write_manifest(const std::vector<std::string>& parts, const Base& base,
+                    Manifest head, const std::string& folder) {
+  const std::string text =
+      format_manifest(manifest_of(parts, base, std::move(head), folder));
+  NewFile file(folder + "/" + kManifestName);
+  file.write(text.data(), text.size());
+  file.close();
+  sync_path(folder);
 }
 
 void check_listed(const Manifest& manifest, const std::string& source,

@@ -35,6 +35,9 @@ Manifest write_part(
 // `source` is named in errors.
 Manifest manifest_of(const std::vector<std::string>& parts, const Base& base,
                      Manifest head, const std::string& source);
+// The same, on the disk in `folder`, where the parts' files are.
+void write_manifest(const std::vector<std::string>& parts, const Base& base,
+                    Manifest head, const std::string& folder);
 
 // Nobody may hold a tensor that nobody saved.
 void check_listed(const Manifest& manifest, const std::string& source,

@@ -127,6 +127,10 @@ void commit_step(const std::string& folder, const std::string& temporary,
   sync_path(folder);
 }
 
+void name_latest(const std::string& folder, int64_t step) {
+  write_file_atomic(folder + "/latest", step_name(step) + "\n");
+}
+
 void set_step_aside(const std::string& folder, int64_t step) {
   const std::string path = folder + "/" + step_name(step);
   rename_path(path, path + ".tmp");

@@ -32,6 +32,9 @@ int64_t bytes_of_leftovers(const std::string& folder);
 void commit_step(const std::string& folder, const std::string& temporary,
                  int64_t step);
 
+// In the file `latest`.
+void name_latest(const std::string& folder, int64_t step);
+
 // In two steps: a folder set aside is no checkpoint any more.
 void remove_step(const std::string& folder, int64_t step);
 void set_step_aside(const std::string& folder, int64_t step);

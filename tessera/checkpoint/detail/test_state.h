@@ -28,6 +28,7 @@ inline std::vector<TestTensor> test_tensors() {
           {"model.none", at::kFloat, {0, 4}},
           {"optimizer.exp_avg.model.embed.weight", at::kDouble, {13, 6}},
           {"optimizer.step", at::kLong, {}},
+          {"model.rows_of_none", at::kFloat, {4, 0}},
           {"buffer.bytes", at::kByte, {7}}};
 }
 

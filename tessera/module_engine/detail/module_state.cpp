@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/comm/agree.h"
 
 namespace tessera::detail {
 
@@ -31,11 +32,14 @@ TensorEntry common_entry(const std::string& name, const at::Tensor& value,
 std::optional<int64_t> load_from(const std::string& folder,
                                  checkpoint::State& state, comm::Group& world,
                                  const checkpoint::LoadOptions& options) {
-  const std::filesystem::path path(folder);
-  if (std::filesystem::exists(path / checkpoint::kManifestName)) {
-    return checkpoint::load(folder, state, world, options);
-  }
-  return checkpoint::load_latest(folder, state, world, options);
+  bool is_step = false;
+  comm::on_first(world, "looking for a checkpoint in " + folder, [&] {
+    is_step = std::filesystem::exists(std::filesystem::path(folder) /
+                                      checkpoint::kManifestName);
+  });
+  is_step = comm::numbers_of_rank_0(world, {is_step})[0] != 0;
+  return is_step ? checkpoint::load(folder, state, world, options)
+                 : checkpoint::load_latest(folder, state, world, options);
 }
 
 }  // namespace tessera::detail
