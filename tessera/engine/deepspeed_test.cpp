@@ -343,8 +343,16 @@ TEST(DeepSpeed, Fp16WithItsLossScale) {
   EXPECT_EQ(given.min_loss_scale, 0.25);
   // The run is not in fp16.
   EXPECT_EQ(precision(all).initial_loss_scale, 65536.0);
-  EXPECT_EQ(precision(R"({"enabled": true, "loss_scale": 128})").loss_scale,
-            128.0);
+  // What finds a scale says nothing of one that is given.
+  const auto fixed = translated(R"({"fp16": {"enabled": true,
+                                             "loss_scale": 128}})",
+                                R"({})")
+                         .config;
+  EXPECT_EQ(fixed.precision.loss_scale, 128.0);
+  const parallel::PrecisionConfig unsaid;
+  EXPECT_EQ(fixed.precision.scale_growth_interval,
+            unsaid.scale_growth_interval);
+  EXPECT_EQ(fixed.precision.scale_hysteresis, unsaid.scale_hysteresis);
   EXPECT_EQ(translated(R"({"communication_data_type": "fp16"})")
                 .config.precision.reduce,
             "fp16");

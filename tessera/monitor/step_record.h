@@ -88,8 +88,8 @@ struct RunInfo {
   int64_t total_steps = 0;
   int64_t world_size = 1;
   double steps_per_epoch = 0;  // 0: unknown
-  // That a run which began with another batch took beyond (or below) what its
-  // steps take now.
+  // That a run which began with another batch, or length of sequences, took
+  // beyond (or below) what its steps take now.
   int64_t tokens_before = 0;
   double host_memory_mib = 0;                  // 0: unknown
   std::optional<double> best_valid_loss = {};  // of the starts before

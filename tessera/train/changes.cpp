@@ -40,8 +40,9 @@ constexpr std::string_view kDecideTheUpdates[] = {"run.seed",
                                                   "model.mtp.weight",
                                                   "optimizer.",
                                                   "schedule."};
-// Of the section model, what decides neither tensors nor what is computed of
-// them: all other keys do, also those that are still to come.
+// Of the section model, what decides nothing that is computed of its weights:
+// all other keys do, also those that are still to come. Tensors that come and
+// go with some of these resumed_run.h compares.
 constexpr std::string_view kOnlyTrainTheModel[] = {
     "model.from",         "model.load_weights",  "model.dropout",
     "model.max_seq",      "model.lora.from",     "model.lora.targets",

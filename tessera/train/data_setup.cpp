@@ -366,7 +366,9 @@ namespace {
 
 struct Opened {
   std::vector<data::Source> train, valid;
+  // Of the first ones, then of the others.
   std::vector<data::FileFingerprint> fingerprints = {};
+  size_t num_of_train = 0;  // of these
   std::string tokenizer = "";
 };
 
@@ -393,6 +395,7 @@ Opened open_sources(const RunConfig& config, const RunFolder& folder,
     return sources;
   };
   opened.train = open(inputs.train);
+  opened.num_of_train = opened.fingerprints.size();
   opened.valid = open(inputs.valid);
   return opened;
 }
@@ -436,6 +439,7 @@ Datasets open_datasets(const RunConfig& config, const RunFolder& folder,
   });
   data::compare_across(world, opened.fingerprints, sets.reads);
   if (engine::reads_for_others(config)) share_sizes(opened, world);
+  opened.fingerprints.resize(opened.num_of_train);
   sets.fingerprints = std::move(opened.fingerprints);
   sets.tokenizer = std::move(opened.tokenizer);
   const double share = config.data.valid_share;

@@ -31,7 +31,7 @@ struct Datasets {
   std::unique_ptr<data::Dataset> train;
   std::unique_ptr<data::Dataset> valid;  // nullptr: none was asked for
   bool reads = true;                     // else another rank does, for this one
-  // Of every file that this rank reads.
+  // Of every file that this rank reads to train on, and their tokenizer.
   std::vector<data::FileFingerprint> fingerprints;
   // As prepare_data() gives it back; "" on a rank that does not read.
   std::string tokenizer;

@@ -181,6 +181,7 @@ TEST_F(RewindTest, NoMoreOftenThanItMay) {
 TEST(SavedRun, KeepsWhatSpikesNeed) {
   const SavedRun run{.step = 7,
                      .samples = 28,
+                     .tokens = 900,
                      .config = "{}",
                      .losses = {2.5, 0.1},
                      .num_rewinds = 2,
@@ -191,6 +192,7 @@ TEST(SavedRun, KeepsWhatSpikesNeed) {
   EXPECT_EQ(again.num_rewinds, 2);
   EXPECT_EQ(again.left_out, run.left_out);
   EXPECT_EQ(again.line_base, 3);
+  EXPECT_EQ(again.tokens, 900);
   const std::string none = to_json(SavedRun{.step = 7, .config = "{}"});
   EXPECT_TRUE(saved_run_from(none, "here").left_out.empty());
   for (const char* bad :

@@ -127,6 +127,20 @@ std::vector<data::Skip> left_out_in(const detail::Json& json,
   return all;
 }
 
+// Older versions do not say: as many in each sample as in the last.
+int64_t tokens_from(const detail::Json& json, int64_t samples,
+                    const std::string& where) {
+  if (json.contains("tokens")) {
+    return detail::as_int(json["tokens"], where + ": tokens");
+  }
+  const auto data = json["config"].find("data");
+  if (data == json["config"].end() || !data->contains("seq_len")) return 0;
+  const auto seq_len =
+      detail::as_int((*data)["seq_len"], where + ": config.data.seq_len");
+  int64_t tokens = 0;
+  return __builtin_mul_overflow(samples, seq_len, &tokens) ? 0 : tokens;
+}
+
 // Older versions do not say, and took as many in each step.
 int64_t samples_from(const detail::Json& json, const std::string& where) {
   if (json.contains("samples")) {
@@ -175,6 +189,7 @@ std::string to_json(const SavedRun& run) {
   detail::Json json;
   json["step"] = run.step;
   json["samples"] = run.samples;
+  json["tokens"] = run.tokens;
   json["data"] = std::to_string(run.data);
   json["config"] = detail::Json::parse(run.config);
   if (run.best) {
@@ -208,8 +223,10 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
     TS_CHECK_IO(json.contains(key), source, ": the key ", key,
                 " is missing; this is no checkpoint of tessera train.");
   }
+  const int64_t samples = samples_from(json, source);
   return {.step = detail::as_int(json["step"], source + ": step"),
-          .samples = samples_from(json, source),
+          .samples = samples,
+          .tokens = tokens_from(json, samples, source),
           .config = json["config"].dump(2) + "\n",
           .data = hash_from(detail::as_string(json["data"], source + ": data"),
                             source + ": data"),

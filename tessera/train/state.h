@@ -35,6 +35,7 @@ checkpoint::State weights_of(const parallel::Composed& composed);
 struct SavedRun {
   int64_t step = 0;                   // steps done
   int64_t samples = 0;                // that they took
+  int64_t tokens = 0;                 // in these
   std::string config;                 // as resolved: config.json's text
   uint64_t data = 0;                  // hash of the data's fingerprints
   std::optional<BestLoss> best = {};  // none: not validated so far

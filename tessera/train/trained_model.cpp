@@ -1,6 +1,7 @@
 #include "tessera/train/trained_model.h"
 
 #include <ATen/Functions.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -38,7 +39,7 @@ namespace {
 namespace fs = std::filesystem;
 
 bool is_checkpoint(const fs::path& path) {
-  return fs::exists(path / "manifest.json");
+  return fs::exists(path / checkpoint::kManifestName);
 }
 
 // Where the run in this folder keeps its checkpoints: where its configuration
@@ -52,11 +53,12 @@ fs::path checkpoints_of(const fs::path& run) {
   if (saved.checkpoint.dir.empty()) return own;  // wherever the run lies now
   const fs::path elsewhere = RunFolder(saved).checkpoints();
   if (checkpoint::has_checkpoints(elsewhere.string())) return elsewhere;
-  if (checkpoint::has_checkpoints(own.string())) {
-    log::warning(config.string(), " has the run's checkpoints in ",
-                 elsewhere.string(), ", where none is: those of ", own.string(),
-                 " are taken, which may be older");
-  }
+  const bool has_own = checkpoint::has_checkpoints(own.string());
+  log::warning(config.string(), " has the run's checkpoints in ",
+               fs::absolute(elsewhere).string(), ", where none is",
+               has_own ? c10::str(": those of ", own.string(),
+                                  " are taken, which may be older")
+                       : std::string());
   return own;
 }
 
@@ -162,13 +164,19 @@ std::string average_of(const std::string& weight) {
   return "optimizer.average." + weight.substr(std::string("model.").size());
 }
 
-// What was not trained has none.
-void take_averages(const ModelSource& source, checkpoint::State& state) {
+// Of what was trained in a narrow type the optimizer has it in fp32.
+std::string master_of(const std::string& weight) {
+  return "optimizer.master." + weight.substr(std::string("model.").size());
+}
+
+// From weights to what is read for them. What was not trained is itself alone.
+void choose_tensors(const ModelSource& source, checkpoint::State& state) {
   const auto manifest = checkpoint::read_manifest(source.path);
   for (auto& tensor : state.tensors) {
-    const std::string average = average_of(tensor.name);
-    if (manifest.find(average) == nullptr) continue;
-    tensor.name = average;
+    const std::string kept =
+        source.averaged ? average_of(tensor.name) : master_of(tensor.name);
+    if (manifest.find(kept) == nullptr) continue;
+    tensor.name = kept;
     tensor.slices.clear();
   }
 }
@@ -178,7 +186,7 @@ const checkpoint::LoadOptions kOfWeights = {.partial = true, .convert = true};
 
 void load(const ModelSource& source, checkpoint::State state,
           comm::Group& world) {
-  if (source.averaged) take_averages(source, state);
+  choose_tensors(source, state);
   checkpoint::load(source.path, state, world, kOfWeights);
 }
 
@@ -211,7 +219,7 @@ checkpoint::WholeParameter parameters_of_checkpoint(const ModelSource& source,
                              .local = at::empty({0}, dtype),
                              .slices = nn::names_of_experts(name, layout)});
   }
-  if (source.averaged) take_averages(source, state);
+  choose_tensors(source, state);
   std::map<std::string, Saved> saved;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& tensor = state.tensors[i];
@@ -310,6 +318,13 @@ c10::ScalarType dtype_of_files(const ModelSource& source) {
   return source.model_files.empty()
              ? at::kFloat
              : models::read_hugging_face_config(source.model_files).dtype;
+}
+
+bool is_fp64(const ModelSource& source) {
+  if (!source.is_checkpoint) return dtype_of_files(source) == at::kDouble;
+  return std::ranges::any_of(
+      checkpoint::read_manifest(source.path).tensors,
+      [](const auto& tensor) { return tensor.dtype == at::kDouble; });
 }
 
 namespace {

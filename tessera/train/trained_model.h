@@ -62,6 +62,9 @@ void read_averages(ModelSource& source);
 // came from none.
 c10::ScalarType dtype_of_files(const ModelSource& source);
 
+// Its weights are of fp64, which fp32 would round.
+bool is_fp64(const ModelSource& source);
+
 // Where model.from is set, also to a run or a checkpoint: takes its sizes, as
 // engine::read_model_folder() does.
 void read_model_source(engine::RunConfig& config,

@@ -157,6 +157,7 @@ class Trainer {
     tell_devices(config_);
     tell_shares(config_, speeds_are_measured_);
     tell_left_out(config_);
+    if (leads()) tell_adapters(config_);
   }
 
   void open_local() {
@@ -222,6 +223,7 @@ class Trainer {
     step_ = saved->step;
     spikes_ = SpikeWatch(config_.spike, saved->losses);
     data_.train->go_on(step_, saved->samples);
+    tokens_before_ = saved->tokens - tokens_of(step_);
     is_resumed_ = true;
     is_from_local_ = found->is_local;
     if (!is_from_local_) checkpoints_.found(step_);
@@ -272,7 +274,7 @@ class Trainer {
     ranks_.world().barrier();
     metrics_ = std::make_unique<Metrics>(
         config_, folder_, ranks_, model_->mesh(), step_, steps_per_epoch(),
-        tokens_before(), best_loss());
+        tokens_before_, best_loss());
     replicas_ =
         std::make_unique<ReplicaWatch>(config_.monitor.replicas, ranks_.world(),
                                        model_->composed().activations.device());
@@ -290,10 +292,9 @@ class Trainer {
     return best ? std::optional(best->loss) : std::nullopt;
   }
 
-  // Beyond those that as many steps of this batch take: of a run that went on
-  // with another one.
-  int64_t tokens_before() const {
-    return data_.train->sampler().taken_before(0) * config_.data.seq_len;
+  // Of all steps, were they of today's batch.
+  int64_t tokens_of(int64_t steps) const {
+    return steps * config_.batch.global * config_.data.seq_len;
   }
 
   // 0: weighted sources have epochs of their own.
@@ -548,6 +549,7 @@ class Trainer {
     state.extra =
         to_json(SavedRun{.step = step_,
                          .samples = data_.train->sampler().taken_before(step_),
+                         .tokens = tokens_before_ + tokens_of(step_),
                          .config = to_json(config_),
                          .data = data_hash(),
                          .best = validation_->best(),
@@ -629,8 +631,9 @@ class Trainer {
   std::optional<Rewind> next_;  // where the run goes back to
   bool has_stepped_ = false;    // in this process
   int64_t first_step_ = 0;      // updates done before this run
-  int64_t step_ = 0;            // steps done, or begun
-  int64_t skipped_ = 0;         // that updated nothing
+  int64_t tokens_before_ = 0;  // beyond tokens_of(), by another batch or length
+  int64_t step_ = 0;           // steps done, or begun
+  int64_t skipped_ = 0;        // that updated nothing
   optim::Standstill standstill_{config_.precision.scale_hysteresis};
   bool is_resumed_ = false;     // from a checkpoint
   bool is_from_local_ = false;  // in the memory of hosts

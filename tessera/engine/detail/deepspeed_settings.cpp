@@ -364,10 +364,13 @@ void add_share(const DeepSpeedValues& values, const char* param, double open,
 // Of a run in fp16, whose section says so or leaves it to the run.
 void add_loss_scale(const DeepSpeedValues& values,
                     std::vector<DeepSpeedSetting>& settings) {
+  const auto* const scale = values.find("fp16.loss_scale");
+  const bool is_fixed = scale && scale->value.is_number() && scale->value != 0;
   const auto add = [&](const std::string& name, const char* key,
                        const Json& open, const auto& told) {
     if (values.is_auto(name)) return;
     const auto* given = values.find(name);
+    if (is_fixed && given == nullptr) return;  // of a scale that is found
     settings.push_back(
         {.key = key,
          .value = given ? told(given->value) : open,
