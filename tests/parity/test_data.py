@@ -279,8 +279,10 @@ def test_eval_reads_as_training_does(program, tessera, tmp_path):
         return json.loads(said.splitlines()[-1])["tokens"]
 
     assert tokens_of() == tokens_of("--field", "body") != tokens_of("--field", "text")
-    tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", code=74)
-    tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", "--exclude", "*", code=78)
+    tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", code=74,
+            says="picture.png: the byte 0x89 at offset 0 is not UTF-8")
+    tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", "--exclude", "*", code=78,
+            says="data.exclude leaves out all 2 files of ")
 
 
 def mixed(tokens, tmp_path, **data):

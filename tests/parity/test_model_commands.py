@@ -110,18 +110,19 @@ def test_seeds(tessera, folder):
     assert text(1) != text(2)
 
 
-@pytest.mark.parametrize("arguments, code", [
-    (["eval", "--data", "x.txt"], 2),
-    (["eval", "--model", "nowhere", "--data", "x.txt"], 74),
-    (["eval", "--model", "{folder}", "--data", "nowhere.txt"], 78),
-    (["eval", "--model", "{folder}", "--data", "{text}", "--seq-len", "65"], 78),
-    (["eval", "--model", "{folder}", "--data", "{text}", "--dtype", "int"], 2),
-    (["generate", "--model", "{folder}", "--prompt", "a", "--top-p", "0"], 2),
-    (["generate", "--model", "{folder}", "--prompt", "a", "--max-tokens", "0"],
-     2),
+@pytest.mark.parametrize("arguments, code, says", [
+    (["eval", "--data", "x.txt"], 2, "--model is required"),
+    (["eval", "--model", "nowhere", "--data", "x.txt"], 74, "nowhere: there is no such folder"),
+    (["eval", "--model", "{folder}", "--data", "nowhere.txt"], 78, "--data: 'nowhere.txt' does not exist"),
+    (["eval", "--model", "{folder}", "--data", "{text}", "--seq-len", "65"], 78,
+     "--seq-len 65 is longer than the model's max_seq 64"),
+    (["eval", "--model", "{folder}", "--data", "{text}", "--dtype", "int"], 2, '--dtype "int": expected fp32, bf16'),
+    (["generate", "--model", "{folder}", "--prompt", "a", "--top-p", "0"], 2, '--top-p: "0" is no number above 0'),
+    (["generate", "--model", "{folder}", "--prompt", "a", "--max-tokens", "0"], 2,
+     '--max-tokens: "0" is no whole number from 1'),
 ])
-def test_bad_input(tessera, folder, tmp_path, arguments, code):
+def test_bad_input(tessera, folder, tmp_path, arguments, code, says):
     (tmp_path / "text.txt").write_text(TEXT)
     words = [word.format(folder=folder[0], text=tmp_path / "text.txt")
              for word in arguments]
-    tessera(*words, code=code, cwd=tmp_path)
+    tessera(*words, code=code, says=says, cwd=tmp_path)
