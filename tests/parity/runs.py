@@ -194,7 +194,8 @@ def assert_equal_runs(one, other, bound, state_bound, what=""):
         assert [a[key] for key in ("step", "lr", "tokens")] == [b[key] for key in ("step", "lr", "tokens")], what
         for key in ("loss", "grad_norm", "aux_loss", "mtp_loss"):
             assert (key in a) == (key in b), (what, key, a["step"])
-            assert abs(a.get(key, 0) - b.get(key, 0)) <= bound * abs(a.get(key, 0)), (what, key, a["step"], a[key], b[key])
+            difference = abs(a.get(key, 0) - b.get(key, 0))
+            assert difference <= bound * abs(a.get(key, 0)), (what, key, a["step"], a[key], b[key])
         assert a.get("expert_load") == pytest.approx(b.get("expert_load"), abs=bound), (what, a["step"])
     # A softmax does not see k's bias: its gradient is zero, and what is there is rounding.
     idle = [key for key in state if "gpt2" in what and "attention.k.bias" in key]

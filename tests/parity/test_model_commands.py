@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 import year_model
-from runs import configuration, train
+from runs import configuration, started, train
 from year_model import PROMPT, TEXT
 
 
@@ -52,10 +52,9 @@ def test_an_eval_that_is_stopped_leaves_no_tokens(program, folder, tmp_path, fla
     (tmp_path / "text.txt").write_text(TEXT * 3000)
     kept = tmp_path / "tmp"
     kept.mkdir()
-    command = [str(program), "eval", "--model", str(folder[0]), "--data", str(tmp_path / "text.txt"), "--seq-len", "8",
-               *flags]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                          env={**os.environ, "TMPDIR": str(kept)}) as running:
+    with started(program, "eval", "--model", folder[0], "--data", tmp_path / "text.txt", "--seq-len", 8, *flags,
+                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                 env={**os.environ, "TMPDIR": str(kept)}) as running:
         said = itertools.takewhile(lambda line: "evaluating" not in line, running.stderr)
         assert "error" not in "".join(said)
         assert list(kept.glob("tessera-eval-*/*"))
