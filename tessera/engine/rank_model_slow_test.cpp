@@ -174,7 +174,9 @@ TEST(RankModel, ClippingReducesOneNumber) {
   comm::run_threads(4, "shm", [&](comm::Communicator& ranks) {
     RankModel model(config, ranks);
     take_counted_step(model, config, ranks);
-    for (const auto& verb : ranks.world().stats()) {
+    const auto stats = ranks.world().stats();
+    EXPECT_EQ(stats.size(), 1U);
+    for (const auto& verb : stats) {
       EXPECT_EQ(verb.verb, "all_reduce");
       EXPECT_EQ(verb.calls, 1);
       EXPECT_EQ(verb.bytes, sizeof(double));

@@ -1,7 +1,8 @@
 """What the comparisons with Python peers share.
 
 `tessera` runs the program: `tessera("eval", "--model", folder)` gives its
-standard output and fails the test on any exit code but 0 (or `code=`).
+standard output and fails the test on any exit code but 0, or `code=` with
+`says=` in what it says of that.
 Each test has pytest's own `tmp_path`, which is removed after it passed.
 """
 
@@ -32,13 +33,15 @@ def program():
 
 @pytest.fixture(scope="session")
 def tessera(program):
-    def run(*arguments, code=0, timeout=300, **options):
+    def run(*arguments, code=0, says="", timeout=300, **options):
+        assert code == 0 or says, "a refusal has words"
         done = subprocess.run(
             [program, *map(str, arguments)], capture_output=True, text=True,
             timeout=timeout, **options)
         assert done.returncode == code, (
             f"tessera {' '.join(map(str, arguments))} ended with "
             f"{done.returncode}, not {code}:\n{done.stderr[-4000:]}")
+        assert says in done.stdout + done.stderr, f"no '{says}' in: {done.stderr[-4000:]}"
         return done.stdout
 
     return run

@@ -15,6 +15,7 @@ import subprocess
 import sys
 
 PREFIX = "tessera"
+FILES = "/etc/netns"
 BAD_LINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bad_line.py")
 
 
@@ -47,10 +48,18 @@ def remove(name):
     ip("netns", "del", name, check=False)
 
 
+def is_left_over(name):
+    of = re.match(rf"{PREFIX}-(\d+)-\w+", name)
+    return of is not None and not os.path.exists(f"/proc/{of[1]}")
+
+
 def remove_left_over():
-    for name in re.findall(rf"^({PREFIX}-(\d+)-\w+)", ip("netns", "list").stdout, re.M):
-        if not os.path.exists(f"/proc/{name[1]}"):
-            remove(name[0])
+    for line in ip("netns", "list").stdout.splitlines():
+        if is_left_over(line):
+            remove(line.split()[0])
+    # What a test said of a host's names.
+    for name in filter(is_left_over, os.listdir(FILES) if os.path.isdir(FILES) else []):
+        shutil.rmtree(os.path.join(FILES, name), ignore_errors=True)
 
 
 class Hosts:

@@ -110,24 +110,41 @@ def steps_written(folder):
     return lines.read_bytes().count(b"\n") if lines.exists() else 0
 
 
+@contextlib.contextmanager
+def started(*command, **options):
+    """A process that is over, and its pipes closed, when the block is left, however that is."""
+    with subprocess.Popen(list(map(str, command)), **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def last_words(process):
+    with contextlib.suppress(subprocess.TimeoutExpired):  # of who holds its pipe still
+        return process.communicate(timeout=10)[1]
+
+
+def wait_until(what, *processes, seconds=60):
+    """Until what() holds. Fails where it does not in time, or where one of the processes has ended."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        for process in processes:
+            assert process.poll() is None, f"ended with {process.returncode} meanwhile: {last_words(process)}"
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.002)
+
+
 def stop_after(program, path, folder, step, stop, *arguments):
     """Starts a run, sends `stop` once `step` steps are in metrics.jsonl."""
     def heeds_hangups():  # also below nohup, which a run rightly goes by
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-    process = subprocess.Popen([str(program), "train", path, *arguments], stderr=subprocess.PIPE, text=True,
-                               preexec_fn=heeds_hangups)
-    try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if steps_written(folder) >= step:
-                break
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.002)
+    with started(program, "train", path, *arguments, stderr=subprocess.PIPE, text=True,
+                 preexec_fn=heeds_hangups) as process:
+        wait_until(lambda: steps_written(folder) >= step, process)
         stop(process)
         _, errors = process.communicate(timeout=120)
-    finally:
-        process.kill()
     return process.returncode, errors
 
 
@@ -173,10 +190,12 @@ def assert_equal_runs(one, other, bound, state_bound, what=""):
     """Losses, norms and what experts got within `bound`, weights and moments within `state_bound` of their norm."""
     losses, state = one
     other_losses, other_state = other
-    assert len(losses) == len(other_losses)
-    for a, b in zip(losses, other_losses):
-        for key in {"loss", "grad_norm", "aux_loss", "mtp_loss"} & a.keys():
-            assert abs(a[key] - b[key]) <= bound * abs(a[key]), (what, key, a["step"], a[key], b[key])
+    for a, b in zip(losses, other_losses, strict=True):
+        assert [a[key] for key in ("step", "lr", "tokens")] == [b[key] for key in ("step", "lr", "tokens")], what
+        for key in ("loss", "grad_norm", "aux_loss", "mtp_loss"):
+            assert (key in a) == (key in b), (what, key, a["step"])
+            difference = abs(a.get(key, 0) - b.get(key, 0))
+            assert difference <= bound * abs(a.get(key, 0)), (what, key, a["step"], a[key], b[key])
         assert a.get("expert_load") == pytest.approx(b.get("expert_load"), abs=bound), (what, a["step"])
     # A softmax does not see k's bias: its gradient is zero, and what is there is rounding.
     idle = [key for key in state if "gpt2" in what and "attention.k.bias" in key]
@@ -185,10 +204,14 @@ def assert_equal_runs(one, other, bound, state_bound, what=""):
 
 
 def assert_close(one, other, bound, what=""):
-    """Every floating tensor within `bound` of its norm."""
+    """Every floating tensor within `bound` of its norm, and the others equal."""
+    import torch
+
     assert one.keys() == other.keys(), what
     for key, value in one.items():
         assert value.shape == other[key].shape, (what, key)
         if value.is_floating_point():
             difference = (value - other[key]).double().norm()
             assert difference <= bound * value.double().norm() + 1e-300, (what, key, float(difference))
+        else:
+            assert torch.equal(value, other[key]), (what, key)

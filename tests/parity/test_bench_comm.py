@@ -7,7 +7,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 from hosts import Hosts, end_of, places, why_not
-from runs import free_port
+from runs import free_port, started
 
 SVG = "{http://www.w3.org/2000/svg}"
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier"]
@@ -89,14 +89,17 @@ def test_types_and_reductions_of_an_uneven_world(program, tmp_path):
 
 def test_ranks_of_another_launcher(program, tmp_path):
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ranks = [subprocess.Popen([str(program), "bench", "comm", "--op", "all_reduce", "--max-bytes", "4K", "--iters", "1",
-                               "--json", "figures.json"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              text=True, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
-             for rank in ("0", "1")]
-    for number, rank in enumerate(ranks):
-        shown, errors = rank.communicate(timeout=300)
-        assert rank.returncode == 0, errors
-        assert ("# all_reduce, shm" in shown) == (number == 0)
+
+    def start(rank):
+        return started(program, "bench", "comm", "--op", "all_reduce", "--max-bytes", "4K", "--iters", 1, "--json",
+                       "figures.json", cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                       env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
+
+    with start("0") as first, start("1") as second:
+        for number, rank in enumerate((first, second)):
+            shown, errors = rank.communicate(timeout=300)
+            assert rank.returncode == 0, errors
+            assert ("# all_reduce, shm" in shown) == (number == 0)
     assert json.loads((tmp_path / "figures.json").read_text())["ranks_are"] == "processes of torchrun"
 
 

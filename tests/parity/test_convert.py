@@ -3,10 +3,9 @@
 import os
 import signal
 import subprocess
-import time
 
 import pytest
-from runs import configuration, train
+from runs import configuration, started, train, wait_until
 
 
 def most_memory_of(command):
@@ -41,15 +40,12 @@ def test_what_is_stopped_or_changed_while_it_is_converted_leaves_nothing_under_i
     target = tmp_path / "new" / "whole"
 
     def converted(meanwhile):
-        command = [program, "convert", "--from", step, "--to", target]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        while not list(tmp_path.glob("new/whole.tmp-*/model.safetensors.tmp")):
-            assert process.poll() is None
-            time.sleep(0.001)
-        process.send_signal(signal.SIGSTOP)
-        meanwhile(process)
-        process.send_signal(signal.SIGCONT)
-        _, errors = process.communicate(timeout=120)
+        with started(program, "convert", "--from", step, "--to", target, stderr=subprocess.PIPE, text=True) as process:
+            wait_until(lambda: list(tmp_path.glob("new/whole.tmp-*/model.safetensors.tmp")), process)
+            process.send_signal(signal.SIGSTOP)
+            meanwhile(process)
+            process.send_signal(signal.SIGCONT)
+            _, errors = process.communicate(timeout=120)
         assert not list(tmp_path.glob("new/whole*"))
         return process.returncode, errors
 

@@ -9,6 +9,7 @@ import struct
 import subprocess
 
 import pytest
+from hosts import end_of
 from runs import MODEL, STEPS, configuration, metrics, run, train
 
 SENTENCES = ["the cat sat on the mat.", "a dog sat too,\nand slept.", "the gr\u00fcn \U0001F600 bird sang.", "so it was."]
@@ -232,10 +233,9 @@ def test_encode_reads_what_training_reads(tessera, tmp_path):
 def test_runs_share_the_tokens_of_their_text(program, tessera, tmp_path):
     (tmp_path / "a.txt").write_text(" ".join(SENTENCES) * 20)
     path = run_json(tmp_path, str(tmp_path / "a.txt"))
-    first, second = [subprocess.Popen([program, "train", path, f"--run.name={name}"], stderr=subprocess.PIPE, text=True)
-                     for name in ("run", "second")]
-    errors = [each.communicate(timeout=120)[1] for each in (first, second)]
-    assert first.returncode == second.returncode == 0, errors
+    ends = end_of([subprocess.Popen([program, "train", path, f"--run.name={name}"], stderr=subprocess.PIPE, text=True)
+                   for name in ("run", "second")])
+    assert [code for code, _ in ends] == [0, 0], ends
     assert cache_of(tmp_path).parent == tmp_path / "token_cache"
     assert "tokenized" not in train(program, path, "--run.name=third").stderr
     kept = sorted(path.name.split("-")[0] for path in cache_of(tmp_path).parent.iterdir())
@@ -279,8 +279,10 @@ def test_eval_reads_as_training_does(program, tessera, tmp_path):
         return json.loads(said.splitlines()[-1])["tokens"]
 
     assert tokens_of() == tokens_of("--field", "body") != tokens_of("--field", "text")
-    tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", code=74)
-    tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", "--exclude", "*", code=78)
+    tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", code=74,
+            says="picture.png: the byte 0x89 at offset 0 is not UTF-8")
+    tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", "--exclude", "*", code=78,
+            says="data.exclude leaves out all 2 files of ")
 
 
 def mixed(tokens, tmp_path, **data):

@@ -168,7 +168,7 @@ def test_a_tuned_model_answers_what_it_learned_by_heart(program, tessera, peer, 
     assert tessera("generate", "--model", tmp_path / "hf", *ask) == "a machine\n"
     # A folder without a template.
     (tmp_path / "hf" / "chat_template.jinja").unlink()
-    tessera("generate", "--model", tmp_path / "hf", *ask, code=78)
+    tessera("generate", "--model", tmp_path / "hf", *ask, code=78, says=f"{tmp_path}/hf has no chat template")
 
 
 def test_a_bad_record_and_a_bad_template_are_refused(tessera, peer, tmp_path):
@@ -177,8 +177,8 @@ def test_a_bad_record_and_a_bad_template_are_refused(tessera, peer, tmp_path):
     bad.write_text('{"messages": [{"role": "assistant", "content": "x"}]}\n'
                    '{"messages": [{"role": "user", "content": "x"}]}\n')
     path = configuration_of(folder, tmp_path, train=str(bad))
-    tessera("train", path, code=78)
+    tessera("train", path, code=78, says=f"{bad}:2: no message is of the assistant")
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages|frobnicate }}")
     path = configuration_of(folder, tmp_path, chat_template=str(template))
-    tessera("train", path, code=78)
+    tessera("train", path, code=78, says=f"{template}: the chat template, line 1: the filter 'frobnicate' is not")

@@ -1,5 +1,6 @@
 """tessera generate: its filters are transformers', its flags do what they say, also on a mesh."""
 
+import functools
 import json
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import tokenizers
 import torch
 import transformers
 import year_model
+from runs import started
 from year_model import PROMPT
 
 
@@ -28,6 +30,12 @@ def generate(program, folder):
         return done
 
     return run
+
+
+@pytest.fixture(scope="module")
+def alone(generate):
+    """What one rank says and writes with these flags, made once."""
+    return functools.lru_cache(maxsize=None)(generate)
 
 
 MESHES = [[], ["--mesh.pp=2"], ["--mesh.tp=2", "--ranks", "threads"]]
@@ -91,8 +99,8 @@ def test_generation_config_says_what_ends_a_text(program, generate, folder, tmp_
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_stop_ends_the_text_before_it(mesh, generate):
-    whole = generate("--max-tokens", 30, "--seed", 5).stdout
+def test_stop_ends_the_text_before_it(mesh, generate, alone):
+    whole = alone("--max-tokens", 30, "--seed", 5).stdout
     written = whole[len(PROMPT):]
     stop, other = written[10:13], "never in a text"
     text = generate("--max-tokens", 30, "--seed", 5, "--stop", other, "--stop", stop, *mesh).stdout
@@ -105,8 +113,8 @@ def test_a_stop_in_the_prompt_does_not_end_it(generate):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_samples_are_different_texts(mesh, generate):
-    one = generate("--max-tokens", 8, "--seed", 3).stdout
+def test_samples_are_different_texts(mesh, generate, alone):
+    one = alone("--max-tokens", 8, "--seed", 3).stdout
     three = generate("--max-tokens", 8, "--seed", 3, "-n", 3, *mesh).stdout
     head, *texts = three.split("--- ")
     assert head == "" and len(texts) == 3
@@ -126,9 +134,9 @@ def test_texts_that_are_all_the_same_are_warned_of(mesh, generate):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_the_prompt_from_a_file_and_from_standard_input(mesh, generate, tmp_path):
+def test_the_prompt_from_a_file_and_from_standard_input(mesh, generate, alone, tmp_path):
     flags = ["--max-tokens", 8, "--seed", 4]
-    expected = generate(*flags).stdout
+    expected = alone(*flags).stdout
     (tmp_path / "prompt.txt").write_text(PROMPT + "\n")
     assert generate(*flags, *mesh, prompt=("--prompt-file", tmp_path / "prompt.txt")).stdout == expected
     for words in (("--prompt-file", "-"), ("--prompt-file=-",)):
@@ -188,8 +196,8 @@ def test_devices_that_are_not_there_are_refused(flag, named, generate, folder, p
 
 
 def test_a_text_ends_where_nobody_reads_it(program, folder):
-    command = [program, "generate", "--model", folder, "--prompt", PROMPT, "--max-tokens", "4", "-n", "1000000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+    with started(program, "generate", "--model", folder, "--prompt", PROMPT, "--max-tokens", 4, "-n", 1000000,
+                 stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
         assert reader.stdout.read(1)
         reader.stdout.close()
         assert reader.wait(60) == 0, reader.stderr.read()

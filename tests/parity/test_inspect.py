@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from test_checkpoint import STEP, TENSORS, driver, save  # noqa: F401
 
 
-def inspect(tessera, *arguments, code=0):
-    return json.loads(tessera("inspect", "--json", *arguments, code=code))
+def inspect(tessera, *arguments, code=0, says=""):
+    return json.loads(tessera("inspect", "--json", *arguments, code=code, says=says))
 
 
 def test_a_checkpoint(tessera, driver, tmp_path):
@@ -50,15 +50,15 @@ def test_a_damaged_checkpoint(tessera, driver, tmp_path):
     content = bytearray(shard.read_bytes())
     content[-1] ^= 4
     shard.write_bytes(content)
-    seen = inspect(tessera, "--verify", step, code=74)
+    seen = inspect(tessera, "--verify", step, code=74, says="checksum differs")
     assert seen["verified"] is False
     states = [row["state"] for row in seen["files"]]
     assert states[0] == states[2] == "good"
     assert shard.name in states[1] and "checksum differs" in states[1]
-    [row] = inspect(tessera, "--verify", tmp_path, code=74)["checkpoints"]
+    [row] = inspect(tessera, "--verify", tmp_path, code=74, says="bad: ")["checkpoints"]
     assert row["state"].startswith("bad")
     shard.unlink()
-    [row] = inspect(tessera, "--verify", tmp_path, code=74)["checkpoints"]
+    [row] = inspect(tessera, "--verify", tmp_path, code=74, says="is missing")["checkpoints"]
     assert f"{shard}: is missing" in row["state"]
     assert inspect(tessera, tmp_path)["checkpoints"] == [row]
 
@@ -70,7 +70,7 @@ def test_a_safetensors_file(tessera, tmp_path):
     assert seen["tensors"] == [{"name": "w", "dtype": "BF16", "shape": [2, 3],
                                 "bytes": 12}]
     path.write_bytes(path.read_bytes()[:-1])
-    tessera("inspect", path, code=74)
+    tessera("inspect", path, code=74, says='tensor "w" ends at byte 12 of the data, but the file has 11 of them')
 
 
 def test_a_configuration(tessera, tmp_path):
@@ -85,7 +85,7 @@ def test_a_configuration(tessera, tmp_path):
     seen = inspect(tessera, path)
     assert seen["parameters"] == others + 2 * 5 * expert and seen["active_parameters"] == others + 2 * 2 * expert
     path.write_text('{"run": {"stepz": 12}}')
-    tessera("inspect", path, code=78)
+    tessera("inspect", path, code=78, says='run.json:1:10: unknown key "run.stepz". Did you mean "run.steps"?')
 
 
 def test_a_token_file(tessera, tmp_path):
@@ -117,7 +117,7 @@ def test_a_tokenizer(tessera, tmp_path):
 
 def test_a_model_type_that_is_no_word(tessera, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": 3}')
-    tessera("inspect", tmp_path, code=74)
+    tessera("inspect", tmp_path, code=74, says="config.json: model_type: expected a string, got 3")
 
 
 def test_a_run(tessera, driver, tmp_path):
@@ -189,13 +189,15 @@ def test_a_folder_of_runs_and_a_page_on_them(tessera, tmp_path):
     assert "Configured otherwise" in (tmp_path / "both.html").read_text()
     tessera("report", tmp_path / "runs" / "one", "--out", tmp_path / "both.html")
     assert "Configured otherwise" not in (tmp_path / "both.html").read_text()
-    tessera("report", tmp_path, code=74)
+    tessera("report", tmp_path, code=74, says=f"{tmp_path}: is no folder of a run: it has no metrics.jsonl")
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "empty", "missing"])
-def test_what_is_none_of_these_is_refused(tessera, tmp_path, name):
+@pytest.mark.parametrize("name, says", [
+    ("notes.txt", "is none of what inspect knows. Tried: safetensors"),
+    ("empty", "is none of what inspect knows. Tried: a checkpoint"), ("missing", "there is no such file or folder")])
+def test_what_is_none_of_these_is_refused(tessera, tmp_path, name, says):
     if name == "notes.txt":
         (tmp_path / name).write_text("hello")
     if name == "empty":
         (tmp_path / name).mkdir()
-    tessera("inspect", tmp_path / name, code=74)
+    tessera("inspect", tmp_path / name, code=74, says=f"{tmp_path / name}: {says}")

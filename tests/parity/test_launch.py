@@ -4,6 +4,7 @@ import subprocess
 import time
 
 import pytest
+from runs import started, wait_until
 
 
 def launch(program, tmp_path, *arguments):
@@ -45,12 +46,11 @@ def test_launch_starts_nothing_again_that_would_be_refused(program, tmp_path, co
 
 
 def test_launch_starts_nothing_again_after_a_signal(program, tmp_path):
-    command = [program, "launch", "-n", "2", "--max-restarts", "3", "--", "sh", "-c", "touch up; exec sleep 60"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "up").exists():
-        time.sleep(0.01)
-    process.terminate()
-    _, errors = process.communicate(timeout=60)
+    with started(program, "launch", "-n", "2", "--max-restarts", "3", "--", "sh", "-c", "touch up; exec sleep 60",
+                 cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        wait_until((tmp_path / "up").exists, process)
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + 15 and "started again" not in errors, errors
 
 

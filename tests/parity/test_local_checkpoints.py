@@ -5,12 +5,11 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 from hosts import Hosts, end_of, places, why_not
 from runs import (ENDLESS, assert_same_bits, checkpoint, children_of, configuration, metrics, run, steps_written,
-                  stop_after, train, until)
+                  stop_after, train, until, wait_until)
 
 # Each host is started in a folder of its own, in which this one is.
 LOCAL = {"local_every": 1, "local_dir": "memory"}
@@ -29,9 +28,7 @@ def test_a_killed_rank_costs_no_step(program, tokens, tmp_path):
 
     def kill_both_in_turn(process):
         for number, step in enumerate((80, 180)):
-            while steps_written(folder) < step or len(children_of(process.pid)) < 2:
-                assert process.poll() is None, process.stderr.read()
-                time.sleep(0.002)
+            wait_until(lambda: steps_written(folder) >= step and len(children_of(process.pid)) == 2, process)
             os.kill(children_of(process.pid)[number], signal.SIGKILL)
 
     code, errors = stop_after(program, path, folder, 50, kill_both_in_turn, "--nproc", "2", "--max-restarts", "1")
@@ -78,9 +75,7 @@ def lose_a_host(hosts, program, folder, per_host, lost, *arguments):
     """Kills the ranks of a host after some steps, and what it had in memory; the steps that were written."""
     ranks = start(hosts, program, folder, per_host, *arguments)
     try:
-        while steps_written(folder) < 20:
-            assert all(rank.poll() is None for rank in ranks), "a rank ended"
-            time.sleep(0.01)
+        wait_until(lambda: steps_written(folder) >= 20, *ranks)
         for (host, _), rank in zip(places(per_host), ranks):
             if host == lost:
                 rank.kill()

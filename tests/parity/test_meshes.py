@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fuzz import verify
-from runs import assert_equal_runs, assert_same_bits, checkpoint, configuration, run, run_once, train
+from runs import STEPS, assert_equal_runs, assert_same_bits, checkpoint, configuration, run, run_once, train
 
 GPT2 = {"family": "gpt2", "kv_heads": 4}
 QWEN3 = {"family": "qwen3", "tie_embeddings": False, "head_dim": 6}
@@ -407,24 +407,35 @@ def batch_of(sections):
     return {"batch": {"global": 12, "micro": 2 if twos >= 3 and twos % mesh.get("pp", 1) == 0 else 1}}
 
 
+# In fp64 what is wrong shows with the first steps; in fp32 rounding is given 20 to grow.
+STEPS_OF = {"fp64": 6, "fp32": STEPS}
+
+
+def length_of(precision):
+    steps = STEPS_OF[precision]
+    return {"run": {"steps": steps}, "schedule": {"warmup": min(4, steps // 3)}, "checkpoint": {"every": steps}}
+
+
 def one_rank(program, tokens, folder, model, precision, sections):
     """The run of one rank, the batch at once, made once for each model, precision, data and optimizer."""
-    alike = {"model": model, "precision": {"compute": precision},
+    alike = {"model": model, "precision": {"compute": precision}, **length_of(precision),
              **{name: sections[name] for name in ("data", "optimizer") if name in sections}}
-    return run_once(program, tokens, folder, "--nproc", "1", batch={"global": 12}, **alike)
+    return run_once(program, tokens, folder, "--nproc", "1", step=STEPS_OF[precision], batch={"global": 12}, **alike)
 
 
-def compare(program, tokens, tmp_path, name, precision, bound, state_bound):
+def compare(program, tokens, tmp_path, name, precision, bound, *arguments, **more):
+    """A mesh with one rank: losses within bound[0], weights within bound[1]."""
     world, model, sections = MESHES[name]
     one = one_rank(program, tokens, tmp_path / "one", model, precision, sections)
-    other = run(program, tokens, tmp_path / "mesh", "--nproc", str(world), "--ranks", "threads",
-                model=model, precision={"compute": precision}, **{**batch_of(sections), **sections})
-    assert_equal_runs(one, other, bound, state_bound, name)
+    other = run(program, tokens, tmp_path / "mesh", "--nproc", str(world), *arguments, step=STEPS_OF[precision],
+                model=model, precision={"compute": precision}, **length_of(precision),
+                **{**batch_of(sections), **sections, **more})
+    assert_equal_runs(one, other, *bound, name)
 
 
 @pytest.mark.parametrize("name", MESHES)
 def test_a_mesh_equals_one_rank(program, tokens, tmp_path, name):
-    compare(program, tokens, tmp_path, name, "fp64", 1e-10, 1e-10)
+    compare(program, tokens, tmp_path, name, "fp64", (1e-10, 1e-10), "--ranks", "threads")
 
 
 @pytest.mark.parametrize("name", [
@@ -433,7 +444,7 @@ def test_a_mesh_equals_one_rank(program, tokens, tmp_path, name):
     "experts: cp ring 2 x tp 2, ep 4", "experts: sp 2, etp 2",
     "experts: pp 2 x dp 2 x cp 2 x sp 2, ep 4, etp 1, zero 3, of experts 0"])
 def test_a_mesh_equals_one_rank_in_fp32(program, tokens, tmp_path, name):
-    compare(program, tokens, tmp_path, name, "fp32", 1e-5, 1e-4)
+    compare(program, tokens, tmp_path, name, "fp32", (1e-5, 1e-4), "--ranks", "threads")
 
 
 @pytest.mark.parametrize("backend, name", [
@@ -441,11 +452,7 @@ def test_a_mesh_equals_one_rank_in_fp32(program, tokens, tmp_path, name):
     ("shm", "experts: cp ulysses 2 x tp 2, ep 2, etp 2"), ("gloo", "experts: ep 3, rows of 13"),
     ("shm", "pp 2 interleaved"), ("gloo", "cp ring 4, gpt2")])
 def test_processes_equal_one_rank(program, tokens, tmp_path, backend, name):
-    world, model, sections = MESHES[name]
-    one = one_rank(program, tokens, tmp_path / "one", model, "fp64", sections)
-    other = run(program, tokens, tmp_path / "mesh", "--nproc", str(world), model=model, **batch_of(sections),
-                precision={"compute": "fp64"}, comm={"backend": backend}, **sections)
-    assert_equal_runs(one, other, 1e-10, 1e-10, name)
+    compare(program, tokens, tmp_path, name, "fp64", (1e-10, 1e-10), comm={"backend": backend})
 
 
 # Bits do not depend on bucket sizes, nor on what is freed and gathered again.
@@ -609,7 +616,7 @@ PAIRS = [pair for pair in itertools.combinations(STRATEGIES, 2)
 
 
 def both(pair):
-    """The sections of two strategies, on a model that takes any two."""
+    """The sections of one strategy or two, on a model that takes any two."""
     sections = {"model": {"layers": 4, **UNTIED}, "batch": {"global": 8, "micro": 1}, "mesh": {},
                 "run": {"steps": 3}, "schedule": {"warmup": 0}}
     for name in pair:
@@ -625,10 +632,17 @@ def both(pair):
 def test_every_pair_of_strategies_equals_one_rank(program, tokens, tmp_path, first):
     def fault_of(pair):
         path = configuration(tokens, tmp_path / pair[1].replace(" ", "-"), **both(pair))
-        faults = (verify(program, path, "--steps", "2", "--precision", precision) for precision in ("fp64", "fp32"))
-        return "".join(faults)
+        return verify(program, path, "--steps", "2", "--precision", "fp64")
 
     pairs = [pair for pair in PAIRS if pair[0] == first]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for pair, fault in zip(pairs, pool.map(fault_of, pairs)):
             assert fault == "", pair
+
+
+# What is wrong in fp32 alone is a type, which each strategy has by itself; of pairs those that add up in most places.
+@pytest.mark.parametrize("pair", [
+    *((name,) for name in STRATEGIES), ("zero 3", "pp 2 interleaved"), ("hybrid", "sp 2"), ("hybrid", "cp 2 ring"),
+    ("sp 2", "ep 2"), ("tp 2", "cp 2 ulysses"), ("pp 2 1f1b", "tied embeddings")], ids=" x ".join)
+def test_strategies_equal_one_rank_in_fp32(program, tokens, tmp_path, pair):
+    assert verify(program, configuration(tokens, tmp_path, **both(pair)), "--steps", "2", "--precision", "fp32") == ""

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 import year_model
-from runs import configuration, train
+from runs import configuration, started, train
 from year_model import PROMPT, TEXT
 
 
@@ -52,10 +52,9 @@ def test_an_eval_that_is_stopped_leaves_no_tokens(program, folder, tmp_path, fla
     (tmp_path / "text.txt").write_text(TEXT * 3000)
     kept = tmp_path / "tmp"
     kept.mkdir()
-    command = [str(program), "eval", "--model", str(folder[0]), "--data", str(tmp_path / "text.txt"), "--seq-len", "8",
-               *flags]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                          env={**os.environ, "TMPDIR": str(kept)}) as running:
+    with started(program, "eval", "--model", folder[0], "--data", tmp_path / "text.txt", "--seq-len", 8, *flags,
+                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                 env={**os.environ, "TMPDIR": str(kept)}) as running:
         said = itertools.takewhile(lambda line: "evaluating" not in line, running.stderr)
         assert "error" not in "".join(said)
         assert list(kept.glob("tessera-eval-*/*"))
@@ -110,18 +109,19 @@ def test_seeds(tessera, folder):
     assert text(1) != text(2)
 
 
-@pytest.mark.parametrize("arguments, code", [
-    (["eval", "--data", "x.txt"], 2),
-    (["eval", "--model", "nowhere", "--data", "x.txt"], 74),
-    (["eval", "--model", "{folder}", "--data", "nowhere.txt"], 78),
-    (["eval", "--model", "{folder}", "--data", "{text}", "--seq-len", "65"], 78),
-    (["eval", "--model", "{folder}", "--data", "{text}", "--dtype", "int"], 2),
-    (["generate", "--model", "{folder}", "--prompt", "a", "--top-p", "0"], 2),
-    (["generate", "--model", "{folder}", "--prompt", "a", "--max-tokens", "0"],
-     2),
+@pytest.mark.parametrize("arguments, code, says", [
+    (["eval", "--data", "x.txt"], 2, "--model is required"),
+    (["eval", "--model", "nowhere", "--data", "x.txt"], 74, "nowhere: there is no such folder"),
+    (["eval", "--model", "{folder}", "--data", "nowhere.txt"], 78, "--data: 'nowhere.txt' does not exist"),
+    (["eval", "--model", "{folder}", "--data", "{text}", "--seq-len", "65"], 78,
+     "--seq-len 65 is longer than the model's max_seq 64"),
+    (["eval", "--model", "{folder}", "--data", "{text}", "--dtype", "int"], 2, '--dtype "int": expected fp32, bf16'),
+    (["generate", "--model", "{folder}", "--prompt", "a", "--top-p", "0"], 2, '--top-p: "0" is no number above 0'),
+    (["generate", "--model", "{folder}", "--prompt", "a", "--max-tokens", "0"], 2,
+     '--max-tokens: "0" is no whole number from 1'),
 ])
-def test_bad_input(tessera, folder, tmp_path, arguments, code):
+def test_bad_input(tessera, folder, tmp_path, arguments, code, says):
     (tmp_path / "text.txt").write_text(TEXT)
     words = [word.format(folder=folder[0], text=tmp_path / "text.txt")
              for word in arguments]
-    tessera(*words, code=code, cwd=tmp_path)
+    tessera(*words, code=code, says=says, cwd=tmp_path)

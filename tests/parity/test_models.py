@@ -321,7 +321,8 @@ def test_where_scaled_positions_are_said(drive, tmp_path):
     assert error(logits, their_logits(theirs, ids)) < 1e-5
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+# Each form in which a layer's weights are laid out.
+@pytest.mark.parametrize("name", ["gpt2", "llama_grouped", "phi3", "mixtral", "deepseek_v3"])
 def test_sharded_safetensors(name, drive, tmp_path):
     model = make_model(name)
     model.save_pretrained(tmp_path / "model", max_shard_size="20KB")

@@ -4,11 +4,13 @@ import fcntl
 import json
 import os
 import pty
+import select
 import struct
 import subprocess
 import termios
 
 import pytest
+from runs import started, wait_until
 
 MODEL = {"layers": 8, "hidden": 32, "heads": 4, "vocab": 300, "max_seq": 32}
 RUN = {"run": {"name": "run", "steps": 4}, "model": MODEL, "data": {"train": "text.txt", "seq_len": 16},
@@ -120,19 +122,27 @@ def test_columns_are_as_many_as_the_user_says(program, folder):
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
 
     def widest(environment):
-        done = subprocess.Popen([program, "plan", "run.json", "--draw", "--mesh.pp=2"], cwd=folder, stdout=terminal,
-                                env={**environment, "NO_COLOR": "1"})
-        text = b""
-        while b"digits: micro-batch" not in text:
-            text += os.read(leader, 65536)
-        assert done.wait(timeout=120) == 0
-        return max(len(line) for line in text.decode().splitlines() if line.startswith("stage "))
+        shown = b""
+
+        def is_whole():
+            nonlocal shown
+            if select.select([leader], [], [], 0.1)[0]:
+                shown += os.read(leader, 65536)
+            return b"digits: micro-batch" in shown
+
+        with started(program, "plan", "run.json", "--draw", "--mesh.pp=2", cwd=folder, stdout=terminal,
+                     env={**environment, "NO_COLOR": "1"}) as done:
+            wait_until(is_whole, seconds=120)
+            assert done.wait(timeout=120) == 0
+        return max(len(line) for line in shown.decode().splitlines() if line.startswith("stage "))
 
     without = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    assert 190 < widest(without) <= 200
-    assert 90 < widest({**without, "COLUMNS": "100"}) <= 100
-    os.close(leader)
-    os.close(terminal)
+    try:
+        assert 190 < widest(without) <= 200
+        assert 90 < widest({**without, "COLUMNS": "100"}) <= 100
+    finally:
+        os.close(leader)
+        os.close(terminal)
 
 
 def searched(program, folder, *flags):

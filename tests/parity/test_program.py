@@ -11,7 +11,8 @@ import sys
 import time
 
 import pytest
-from runs import free_port
+from hosts import end_of
+from runs import free_port, started, steps_written, wait_until
 
 SMALL = {
     "run": {"name": "run", "steps": 3, "device": "cpu"},
@@ -280,19 +281,18 @@ def test_the_environments_of_mpi_and_slurm(program, folder, variables):
     ranks = [subprocess.Popen([str(program), "train", "run.json", "--optimizer.momentum=0.5"], cwd=folder,
                               stderr=subprocess.PIPE, text=True,
                               env={**os.environ, **address, **variables(rank)}) for rank in ("0", "1")]
-    for number, rank in enumerate(ranks):
-        _, errors = rank.communicate(timeout=300)
-        assert rank.returncode == 0, errors
+    for number, (code, errors) in enumerate(end_of(ranks)):
+        assert code == 0, errors
         assert ("optimizer.momentum is not used by" in errors) == (number == 0)
     assert losses(folder) == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("arguments", [["--nproc=1"], ["--nproc=2", "--ranks=threads"]])
 def test_a_reader_who_leaves_ends_no_run(program, folder, arguments):
-    started = subprocess.Popen([str(program), "train", "run.json", "--monitor.every=1", *arguments], cwd=folder,
-                               stderr=subprocess.PIPE)
-    started.stderr.close()
-    assert started.wait(timeout=300) == 0
+    with started(program, "train", "run.json", "--monitor.every=1", *arguments, cwd=folder,
+                 stderr=subprocess.PIPE) as process:
+        process.stderr.close()
+        assert process.wait(timeout=300) == 0
     assert len(losses(folder)) == SMALL["run"]["steps"]
 
 
@@ -305,24 +305,24 @@ def test_a_stranger_at_the_rendezvous_ends_no_rank(program, folder):
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 
     def start(rank):
-        return subprocess.Popen([str(program), "train", "run.json"], cwd=folder, stderr=subprocess.PIPE, text=True,
-                                env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
-    first = start("0")
-    for _ in range(10):
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                stranger = socket.create_connection(("127.0.0.1", port), timeout=5)
-                break
-            except ConnectionRefusedError:
-                assert first.poll() is None and time.monotonic() < deadline
-                time.sleep(0.01)
-        stranger.sendall(STRANGER)
-        stranger.close()
-        time.sleep(0.02)
-    for rank in (first, start("1")):
-        _, errors = rank.communicate(timeout=300)
-        assert rank.returncode == 0, errors
+        return started(program, "train", "run.json", cwd=folder, stderr=subprocess.PIPE, text=True,
+                       env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
+
+    def is_told():
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+                stranger.sendall(STRANGER)
+            return True
+        except ConnectionRefusedError:
+            return False
+
+    with start("0") as first:
+        for _ in range(10):
+            wait_until(is_told, first)
+            time.sleep(0.02)
+        with start("1") as second:
+            for code, errors in end_of([first, second]):
+                assert code == 0, errors
 
 
 # On gloo other sizes ended a rank with SIGABRT.
@@ -335,9 +335,8 @@ def test_ranks_that_were_started_otherwise_are_refused(program, folder, key, bac
     ranks = [subprocess.Popen([*command, *flags], cwd=folder, stderr=subprocess.PIPE,
                               text=True, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
              for rank, flags in (("0", []), ("1", [f"--{key}"]))]
-    for rank in ranks:
-        _, errors = rank.communicate(timeout=300)
-        assert rank.returncode == 78, errors
+    for code, errors in end_of(ranks):
+        assert code == 78, errors
         assert f"rank 1 was started otherwise than rank 0: {key.split('=')[0]} " in errors
 
 
@@ -446,19 +445,12 @@ def test_a_resumed_run_that_is_done_says_so(program, folder):
 
 
 def test_two_runs_do_not_share_a_folder(program, folder):
-    first = subprocess.Popen([str(program), "train", "run.json", "--run.steps=100000"], cwd=folder,
-                             stderr=subprocess.PIPE, text=True)
-    try:
+    with started(program, "train", "run.json", "--run.steps=100000", cwd=folder, stderr=subprocess.DEVNULL) as first:
         lock = folder / "runs" / "run" / ".lock"
-        deadline = time.monotonic() + 60
-        while not (lock.is_file() and lock.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: lock.is_file() and lock.read_text(), first)
         second = run(program, folder, "train", "run.json")
         assert second.returncode == 74, second.stderr
         assert f"process {first.pid}" in second.stderr and "run.name" in second.stderr
-    finally:
-        first.kill()
-        first.communicate()
     # A process that was killed holds nothing.
     assert run(program, folder, "train", "run.json").returncode == 0
 
@@ -487,20 +479,13 @@ def test_a_start_that_is_refused_leaves_the_tokenizer_of_the_run(program, folder
 
 
 def test_a_second_start_leaves_the_tokenizer_of_the_running_run(program, folder):
-    first = subprocess.Popen([str(program), "train", "run.json", "--run.steps=100000"], cwd=folder,
-                             stderr=subprocess.PIPE, text=True)
-    try:
-        own = folder / "runs" / "run" / "tokenizer.json"
-        deadline = time.monotonic() + 60
-        while not own.is_file() and time.monotonic() < deadline:
-            time.sleep(0.02)
+    own = folder / "runs" / "run" / "tokenizer.json"
+    with started(program, "train", "run.json", "--run.steps=100000", cwd=folder, stderr=subprocess.DEVNULL) as first:
+        wait_until(own.is_file, first)
         before = own.read_bytes()
         second = run(program, folder, "train", "run.json", *of_other_text(folder))
         assert second.returncode == 74 and f"process {first.pid}" in second.stderr, second.stderr
         assert own.read_bytes() == before
-    finally:
-        first.kill()
-        first.communicate()
     # What was killed before it saved has no say.
     assert run(program, folder, "train", "run.json", *of_other_text(folder)).returncode == 0
     assert own.read_bytes() != before
@@ -541,14 +526,11 @@ def test_a_pipe_is_no_file(program, folder, arguments):
 
 def test_a_token_file_that_is_cut_short_during_the_run_is_named(program, folder):
     (folder / "cut.bin").write_bytes(ids(*range(100)) * 100)
-    process = subprocess.Popen([str(program), "train", "run.json", "--data.train=cut.bin", "--run.steps=1000000"],
-                               cwd=folder, stderr=subprocess.PIPE, text=True)
-    lines = folder / "runs" / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (lines.is_file() and lines.stat().st_size > 0) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.truncate(folder / "cut.bin", 0)
-    _, errors = process.communicate(timeout=120)
+    with started(program, "train", "run.json", "--data.train=cut.bin", "--run.steps=1000000", cwd=folder,
+                 stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: steps_written(folder / "runs"), process)
+        os.truncate(folder / "cut.bin", 0)
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == 74, errors
     assert "cut.bin" in errors and "shorter" in errors
 

@@ -4,13 +4,11 @@ rank, each with every other strategy; what a schedule cannot take, refused befor
 
 import itertools
 import os
-import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fuzz import verify
-from runs import assert_same_bits, checkpoint, configuration, metrics, train
+from runs import assert_same_bits, checkpoint, configuration, metrics, stop_after, train
 
 # Chunks a rank, and whether they are parts of one model: else of two replicas.
 SCHEDULES = {"zb_h1": (1, True), "zb_h2": (1, True), "interleaved_zb": (3, True), "zb_v": (2, True),
@@ -140,13 +138,8 @@ def test_delayed_runs_are_alike_on_any_mesh_and_go_on_on_another(program, tokens
 
 def test_a_delayed_run_that_is_stopped_ends_the_batch_that_has_begun(program, tokens, tmp_path):
     path = delayed(tokens, tmp_path, "pp 2", run={"steps": 100000}, checkpoint={"every": 0}, validate={"every": 0})
-    running = subprocess.Popen([program, "train", path], stderr=subprocess.PIPE, text=True)
-    lines = tmp_path / "run/metrics.jsonl"
-    while running.poll() is None and not (lines.exists() and lines.read_text().count("\n") > 5):
-        time.sleep(0.05)
-    running.terminate()
-    assert "with a checkpoint" in running.communicate(timeout=120)[1]
-    assert running.returncode == 75
+    code, errors = stop_after(program, path, tmp_path, 6, lambda running: running.terminate())
+    assert code == 75 and "with a checkpoint" in errors, errors
     steps = [line["step"] for line in metrics(tmp_path)]
     assert steps == list(range(1, len(steps) + 1))
     saved = checkpoint(tmp_path, steps[-1])

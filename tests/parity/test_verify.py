@@ -40,9 +40,10 @@ def test_meshes_are_equal(tessera, run_json, mesh, shrink):
 
 
 def test_a_mesh_that_cannot_be_is_refused(tessera, run_json):
-    tessera("verify", run_json, "--mesh.tp=3", code=78)
-    tessera("verify", run_json, "--mesh.data_parallel=dp", code=78)
-    tessera("verify", run_json, "--run.device=cuda", code=78)  # of a LibTorch without CUDA
+    tessera("verify", run_json, "--mesh.tp=3", code=78, says="mesh.tp (3) does not divide model.heads (4)")
+    tessera("verify", run_json, "--mesh.data_parallel=dp", code=78, says="mesh.data_parallel dp has one")
+    # Of a LibTorch without CUDA.
+    tessera("verify", run_json, "--run.device=cuda", code=78, says="run.device is cuda")
 
 
 @pytest.mark.parametrize("seed", range(1000, 1036))
