@@ -9,6 +9,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/detail/local_steps.h"
+#include "tessera/checkpoint/detail/posix_file.h"
 #include "tessera/checkpoint/detail/rank_parts.h"
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"

@@ -1,11 +1,14 @@
 """tessera convert: its memory, and what comes between while it works."""
 
+import json
 import os
 import signal
 import subprocess
 
 import pytest
-from runs import configuration, started, train, wait_until
+import torch
+from runs import checkpoint, configuration, started, train, wait_until
+from safetensors.torch import load_file
 
 
 def most_memory_of(command):
@@ -88,3 +91,27 @@ def test_a_convert_that_fails_leaves_nothing(program, tokens, tmp_path, flags):
                               capture_output=True, text=True, timeout=120)
         assert done.returncode == code and words in done.stderr, done.stderr
     assert sorted(os.listdir(tmp_path)) == ["file", "link", "run", "run.json"]
+
+
+@pytest.mark.parametrize("compute", ["bf16", "fp16"])
+def test_what_was_trained_in_a_narrow_type_leaves_as_it_was_updated(program, tessera, tokens, tmp_path, compute):
+    """Its fp32 masters: in a folder, in an evaluation of it, and as what another run begins with."""
+    path = configuration(tokens, tmp_path, run={"steps": 3}, schedule={"warmup": 1},
+                         precision={"compute": compute}, checkpoint={"every": 3})
+    train(program, path, "--nproc=2", "--mesh.dp=2", "--zero.stage=2")
+    state = checkpoint(tmp_path, 3)
+    masters = {key.removeprefix("optimizer.master."): held for key, held in state.items() if "optimizer.master." in key}
+    assert masters and all(torch.equal(state[f"model.{key}"], held.to(state[f"model.{key}"].dtype))
+                           for key, held in masters.items())
+    assert any(not torch.equal(state[f"model.{key}"].float(), held) for key, held in masters.items())
+    tessera("convert", "--from", tmp_path / "run", "--to", tmp_path / "out")
+    out = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(out["model.embed_tokens.weight"], masters["embed.tokens.weight"])
+    losses = [json.loads(tessera("eval", "--model", tmp_path / of, "--data", tokens["valid"], "--seq-len", "16",
+                                 "--format", "tokens_u16").splitlines()[-1])["loss"] for of in ("run", "out")]
+    assert losses[0] == losses[1]
+    anew = configuration(tokens, tmp_path / "anew", {"from": str(tmp_path / "run"), "load_weights": True},
+                         run={"steps": 1}, optimizer={"lr": 0.0}, schedule={"warmup": 1}, checkpoint={"every": 1})
+    train(program, anew)
+    begun = checkpoint(tmp_path / "anew", 1)
+    assert all(torch.equal(begun[f"model.{key}"], held) for key, held in masters.items())

@@ -130,14 +130,27 @@ def test_weights_that_do_not_fit_are_refused_before_a_folder_is_made(program, to
     train(program, path, "--run.name=refused", "--nproc", "2")
 
 
-def test_a_resume_with_another_batch_goes_on_where_the_data_stood(program, tokens, tmp_path):
+@pytest.mark.parametrize("flag", ["--batch.global=4", "--data.seq_len=8"])
+def test_a_resume_with_another_batch_goes_on_where_the_data_stood(program, tokens, tmp_path, flag):
     path = configuration(tokens, tmp_path, run={"steps": 4}, checkpoint={"every": 4}, schedule={"warmup": 0},
                          batch={"global": 8}, data={"shuffle": False})
     train(program, path)
-    done = train(program, path, "--run.steps=6", "--batch.global=4")
+    done = train(program, path, "--run.steps=6", flag)
     taken = sum(line["tokens"] for line in metrics(tmp_path))
     shown = re.findall(r"tokens: ([\d,]+)", done.stderr + done.stdout)
     assert int(shown[-1].replace(",", "")) == taken, (shown, taken)
+
+
+def test_other_texts_to_validate_on_are_not_taken_for_other_ones_to_train_on(program, tokens, tmp_path):
+    path = configuration(tokens, tmp_path, run={"steps": 2}, checkpoint={"every": 2}, schedule={"warmup": 0},
+                         data={"valid": tokens["valid"]})
+    train(program, path)
+    with open(tokens["train"], "rb") as train_on, open(tmp_path / "other.bin", "wb") as other:
+        other.write(train_on.read()[2:])
+    done = train(program, path, "--run.steps=3", f"--data.valid={tmp_path / 'other.bin'}")
+    assert "validation is another one now" in done.stderr and "the data is not what" not in done.stderr, done.stderr
+    done = train(program, path, "--run.steps=4", f"--data.train={tmp_path / 'other.bin'}")
+    assert "the data is not what the checkpoint was trained on" in done.stderr, done.stderr
 
 
 # One message, before any rank: which keys, with both values, and the way out, which works.

@@ -282,3 +282,14 @@ def test_less_memory_is_asked_for(program, peers, tmp_path):
     # Weights alone, and of the adapters gradients and two moments.
     whole, lora = kibibytes_of_states(), kibibytes_of_states("--model.lora.rank=2")
     assert whole / 4 < lora < 0.45 * whole
+
+
+def test_adapters_that_no_folder_of_peft_holds_are_told_at_once(program, peers, tmp_path):
+    """Of a layer that a folder has whole where there are three here."""
+    folder, _ = peers["gpt2"]
+    done = lora_run(program, folder, tmp_path, "--model.lora.rank=3")
+    assert done.returncode == 0 and "will write this run with --merge alone" in done.stderr, done.stderr
+    convert = [program, "convert", "--from", tmp_path / "run", "--to"]
+    refused = subprocess.run([*convert, tmp_path / "peft"], capture_output=True, text=True)
+    assert refused.returncode == 78 and "PEFT has one adapter for" in refused.stderr, refused.stderr
+    subprocess.run([*convert, tmp_path / "merged", "--merge"], check=True, capture_output=True)

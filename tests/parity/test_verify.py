@@ -19,6 +19,13 @@ def run_json(tmp_path):
     return path
 
 
+def test_of_a_mixture_no_data_is_read(tessera, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({**RUN, "data": {
+        "train": ["none.txt", "of them.txt"], "weights": [1, 2], "seq_len": 32}}))
+    assert "equal: this mesh" in tessera("verify", tmp_path / "run.json", "--shrink", "--mesh.dp=2")
+    assert "step/floor" in tessera("bench", "step", tmp_path / "run.json", "--rounds", "1")
+
+
 @pytest.mark.parametrize("mesh", [
     ["--mesh.dp=3", "--zero.stage=3"],
     ["--mesh.tp=4", "--tensor.sequence_parallel=true", "--model.family=qwen3"],
