@@ -2,7 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 #ifdef TESSERA_HAS_CUDA
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -13,26 +16,39 @@ namespace tessera {
 #ifdef TESSERA_HAS_CUDA
 
 struct DeviceGraph::Recorded {
-  at::cuda::CUDAGraph graph;
+  std::unique_ptr<at::cuda::CUDAGraph> graph;
 };
 
 namespace {
 
-// What was in the way of a recording is often in the way of its end too. Then
-// nobody else closes the pool, and the allocator would keep for good what lies
-// in it, and give back nothing else that is free.
-void give_up(at::cuda::CUDAGraph& graph, c10::MempoolId_t pool) {
-  namespace allocator = c10::cuda::CUDACachingAllocator;
+// Of several errors the first is told.
+void attempt(const std::function<void()>& work) {
   try {
-    graph.capture_end();
-  } catch (const c10::Error&) {
-    try {
-      const auto device = c10::cuda::current_device();
-      allocator::endAllocateToPool(device, pool);
-      allocator::releasePool(device, pool);
-    } catch (const c10::Error&) {  // it was closed: the first error is told
-    }
+    work();
+  } catch (const c10::Error&) {  // it was done, or cannot be
   }
+}
+
+// What was in the way of a recording is often in the way of its end too. Then
+// nobody else closes its pools: the allocators would keep for good what lies in
+// them, and give back nothing else that is free.
+void give_up(std::unique_ptr<at::cuda::CUDAGraph> graph,
+             c10::MempoolId_t pool) {
+  namespace allocator = c10::cuda::CUDACachingAllocator;
+  const auto device = c10::cuda::current_device();
+  attempt([&] { graph->capture_end(); });
+  attempt([&] { allocator::endAllocateToPool(device, pool); });
+  attempt([&] {  // pinned memory; released already where it was ended
+    at::HostAllocator& host = *at::getHostAllocator(at::kCUDA);
+    host.end_allocate_to_pool(pool);
+    host.release_pool(pool);
+  });
+  attempt([&] { graph.reset(); });
+  attempt([&] {
+    if (allocator::getPoolUseCount(device, pool) > 0) {
+      allocator::releasePool(device, pool);
+    }
+  });
 }
 
 }  // namespace
@@ -44,20 +60,20 @@ bool DeviceGraph::can_record(c10::Device device) { return device.is_cuda(); }
 void DeviceGraph::record(const std::function<void()>& work) {
   // What eager steps have left there is the graph's to take.
   c10::cuda::CUDACachingAllocator::emptyCache();
-  auto recorded = std::make_unique<Recorded>();
+  auto graph = std::make_unique<at::cuda::CUDAGraph>();
   const c10::MempoolId_t pool = at::cuda::graph_pool_handle();
-  recorded->graph.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
   try {
+    graph->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
     work();
-    recorded->graph.capture_end();
+    graph->capture_end();
   } catch (...) {
-    give_up(recorded->graph, pool);
+    give_up(std::move(graph), pool);
     throw;
   }
-  recorded_ = std::move(recorded);
+  recorded_ = std::make_unique<Recorded>(std::move(graph));
 }
 
-void DeviceGraph::repeat() { recorded_->graph.replay(); }
+void DeviceGraph::repeat() { recorded_->graph->replay(); }
 
 #else
 

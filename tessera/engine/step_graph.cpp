@@ -34,10 +34,7 @@ void StepGraph::let_go() {
 
 void StepGraph::take(ModelActor& actor, const std::function<void()>& run,
                      const std::function<void()>& begin) {
-  if (!actor.can_repeat()) {
-    let_go();  // the step needs its memory
-    return run();
-  }
+  if (!actor.can_repeat()) return run_beside(run, begin);
   if (tries_left_ == 0) return run();
   // The first one finds the memory that stays, and compiles.
   const bool is_alike = last_ == actor.numbers();
@@ -57,6 +54,19 @@ void StepGraph::take(ModelActor& actor, const std::function<void()>& run,
     return run();
   }
   graph_->repeat();
+}
+
+// A step by itself, for which there may be no memory beside the recorded one's.
+void StepGraph::run_beside(const std::function<void()>& run,
+                           const std::function<void()>& begin) {
+  if (!recorded_) return run();
+  try {
+    return run();
+  } catch (const c10::OutOfMemoryError&) {
+    let_go();
+  }
+  begin();
+  run();
 }
 
 void StepGraph::run_as_ever(const std::function<void()>& run) {

@@ -8,11 +8,11 @@
 //          ahead, states in files; nor where a trace is to have each
 //          instruction. Else nothing happens here: steps are run as ever.
 // When:    the second of two steps of the same numbers (ModelActor::Numbers) is
-//          recorded. One of others lets go of it, for two alike to come, and
-//          so does one that is not to be repeated; behind the third time that
-//          they were others no step is recorded any more, nor where the host
-//          has read something in the middle of one, as the sizes of experts'
-//          products that no single kernel takes.
+//          recorded. One of others lets go of it, for two alike to come; behind
+//          the third time no step is recorded any more, nor where the host has
+//          read something in the middle of one, as the sizes of experts'
+//          products that no single kernel takes. One that is not to be repeated
+//          lets go of it where it finds no memory beside.
 // Bits:    those of a step that is run.
 // Memory:  what a step needs at most is the graph's as long as there is one,
 //          and is booked so beside its tensors.
@@ -52,6 +52,8 @@ class StepGraph {
   bool has_recorded() const { return recorded_ != nullptr; }
 
  private:
+  void run_beside(const std::function<void()>& run,
+                  const std::function<void()>& begin);
   void run_as_ever(const std::function<void()>& run);
   bool record(ModelActor& actor, const std::function<void()>& run);
   void let_go();
