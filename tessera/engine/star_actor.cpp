@@ -3,11 +3,12 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
-#include <iterator>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "tessera/nn/loss.h"
+#include "tessera/nn/parameter.h"
 
 namespace tessera::engine {
 
@@ -19,14 +20,23 @@ StarActor::StarActor(std::vector<std::shared_ptr<models::Model>> models,
       replicas_({models_.begin(), models_.end()},
                 std::vector<at::Device>(models_.size(), at::kCPU)) {
   if (optimizer == nullptr) return;
-  const auto& of_first = composed.parameters->trained().front().gradient;
+  // Of the types that device 0 has them in.
+  std::map<std::string, at::ScalarType> types;
+  for (const auto& parameter : composed.parameters->trained()) {
+    types[parameter.name] = parameter.gradient.scalar_type();
+  }
+  gradients_.resize(models_.size());
   for (size_t device = 1; device < models_.size(); ++device) {
-    std::vector<at::Tensor> trained;
-    std::ranges::copy_if(
-        replicas_.parameters(device), std::back_inserter(trained),
-        [](const at::Tensor& each) { return each.requires_grad(); });
-    gradients_.emplace_back(std::move(trained), of_first.scalar_type(),
-                            /*extra=*/0, /*group=*/nullptr);
+    std::map<at::ScalarType, std::vector<at::Tensor>> by_type;
+    for (const auto& parameter : nn::parameters_of(*models_[device])) {
+      const auto found = types.find(parameter.name);
+      if (found == types.end()) continue;  // frozen
+      by_type[found->second].push_back(parameter.tensor);
+    }
+    for (auto& [type, parameters] : by_type) {
+      gradients_[device].emplace_back(std::move(parameters), type, /*extra=*/0,
+                                      /*group=*/nullptr);
+    }
   }
 }
 
@@ -58,7 +68,7 @@ void StarActor::replicate_parameters() { replicas_.replicate(); }
 void StarActor::zero_gradients() {
   ModelActor::zero_gradients();
   on_devices([&](size_t device) {
-    if (device > 0) gradients_[device - 1].zero();
+    for (comm::FlatGradients& each : gradients_[device]) each.zero();
   });
 }
 

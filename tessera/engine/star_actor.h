@@ -52,7 +52,8 @@ class StarActor final : public ModelActor {
   wrappers::Replicas replicas_;
   // Of a step, of the devices behind the first: in the type of its gradients,
   // where autograd would take the parameters'.
-  std::vector<comm::FlatGradients> gradients_;
+  // By device, behind device 0's, and by type.
+  std::vector<std::vector<comm::FlatGradients>> gradients_;
   Traffic before_;  // of the steps before
   std::vector<Device> devices_;
 };

@@ -76,7 +76,8 @@ std::vector<data::Bundle> ModelUnits::bundles(int64_t unit,
       held.push_back(parameter);
     }
   }
-  auto bundles = data::bundles_of(held, mesh, rank, zero_stages.at(unit));
+  auto bundles = data::bundles_of(held, mesh, rank, zero_stages.at(unit),
+                                  config.precision.is_narrow());
   for (auto& each : bundles) each.in_files = config.zero.offloads_parameters();
   return bundles;
 }

@@ -90,6 +90,11 @@ at::ScalarType PrecisionConfig::compute_dtype() const {
   return at::kFloat;
 }
 
+bool PrecisionConfig::is_narrow() const {
+  return c10::isReducedFloatingType(compute_dtype()) ||
+         c10::isReducedFloatingType(gradient_dtype());
+}
+
 at::ScalarType PrecisionConfig::gradient_dtype() const {
   if (reduce == "bf16") return at::kBFloat16;
   if (reduce == "fp16") return at::kHalf;

@@ -30,6 +30,7 @@ struct PrecisionConfig {
   void check() const;
   at::ScalarType compute_dtype() const;   // of parameters and activations
   at::ScalarType gradient_dtype() const;  // as they are kept and reduced
+  bool is_narrow() const;                 // one of these
   bool is_fp8() const { return products == "fp8"; }  // of linear layers
   nn::ProductType product_type() const {
     return is_fp8() ? nn::ProductType::kFp8 : nn::ProductType::kSame;

@@ -46,16 +46,17 @@ bool travels_alone(const Cut& cut) {
 
 std::vector<Bundle> bundles_of(const std::vector<nn::Parameter>& unit,
                                const mesh::DeviceMesh& mesh, int64_t rank,
-                               int64_t stage) {
-  // Whether they balance experts, which keeps a type of their own; the last one
-  // tells those apart that travel alone.
+                               int64_t stage, bool is_narrow) {
+  // Whether they keep a type of their own; the last one tells those apart that
+  // travel alone.
   using Key =
       std::tuple<bool, at::ScalarType, bool, std::vector<int64_t>, size_t>;
   std::map<Key, std::vector<nn::Parameter>> by_peers;
   for (size_t i = 0; i < unit.size(); ++i) {
     const bool alone = travels_alone(cut_of({unit[i]}, mesh, rank, stage));
     const nn::ParameterSpec& spec = *unit[i].spec;
-    by_peers[{spec.is_frozen, unit[i].tensor.scalar_type(), spec.balances_load,
+    by_peers[{spec.is_frozen, unit[i].tensor.scalar_type(),
+              is_narrow && spec.balances_load,
               spec.layout.gradient_peers(mesh, rank), alone ? i + 1 : 0}]
         .push_back(unit[i]);
   }

@@ -55,9 +55,10 @@ inline constexpr int64_t kAloneElements = 1 << 16;
 // Whether ZeRO moves a parameter alone that is cut so.
 bool travels_alone(const Cut& cut);
 
-// Of the parameters of one unit that `rank` holds.
+// Of the parameters of one unit that `rank` holds. `is_narrow`: the model's
+// type, or that of gradients, which some do not have then (type_in()).
 std::vector<Bundle> bundles_of(const std::vector<nn::Parameter>& unit,
                                const mesh::DeviceMesh& mesh, int64_t rank,
-                               int64_t stage);
+                               int64_t stage, bool is_narrow = false);
 
 }  // namespace tessera::parallel::data

@@ -258,6 +258,8 @@ std::vector<ParameterFacts> parameter_facts(
   using Key =
       std::tuple<std::vector<Axis>, int64_t, bool, bool, bool, bool, bool>;
   std::map<Key, Sizes> groups;
+  const bool is_narrow = c10::isReducedFloatingType(options.compute) ||
+                         c10::isReducedFloatingType(options.gradient);
   for (const auto* spec : parameters) {
     Sizes sizes = sizes_of(*spec, mesh, coord, options.zero_stage);
     if (options.updates.whole_matrices &&
@@ -266,8 +268,8 @@ std::vector<ParameterFacts> parameter_facts(
     }
     Sizes& sum = groups[{sum_axes_of(*spec, mesh, options.two_replicas),
                          spec->layout.on(Axis::kTp).copies, is_tied(*spec),
-                         spec->is_frozen, spec->balances_load, sizes.alone,
-                         sizes.matrix}];
+                         spec->is_frozen, is_narrow && spec->balances_load,
+                         sizes.alone, sizes.matrix}];
     sum.spec = spec;
     sum.alone = sizes.alone;
     sum.matrix = sizes.matrix;
