@@ -235,7 +235,7 @@ void run_convert(const ConvertFlags& flags) {
   // The folders on the way to it that are not there.
   std::vector<fs::path> made;
   for (fs::path each = fs::absolute(to).lexically_normal().parent_path();
-       !fs::exists(each); each = each.parent_path()) {
+       !fs::exists(fs::symlink_status(each)); each = each.parent_path()) {
     made.push_back(each);
   }
   // Half a folder would refuse the next try. What somebody else put on the way

@@ -43,6 +43,9 @@ struct TensorEntry {
   int64_t holders = 1;  // how many these are
   // Of a tensor that older checkpoints have in slices along dim 0: their names.
   std::vector<std::string> slices = {};
+  // What a checkpoint that has it in a narrower type than here may have of it
+  // beside, of a wide one, which is read instead; "": nothing.
+  std::string finer = {};
 };
 
 struct State {

@@ -132,6 +132,31 @@ TEST_F(CheckpointTest, SlicesOfAnOlderFormAreStacked) {
   });
 }
 
+// Of a narrow type once, and beside it as an optimizer has it.
+TEST_F(CheckpointTest, WhatIsWiderHereIsReadFromWhatIsFinerThere) {
+  const at::Tensor fine = at::rand({4, 2}, at::kFloat);
+  const auto entry = [](const std::string& name, const at::Tensor& local) {
+    return TensorEntry{.name = name,
+                       .global_shape = {4, 2},
+                       .box = mesh::Box::whole({4, 2}),
+                       .local = local};
+  };
+  run_threads(1, "shm", [&](Communicator& all) {
+    save(folder_, 1,
+         {.tensors = {entry("w", fine.to(at::kBFloat16)), entry("m.w", fine)}},
+         all.world());
+    State state{.tensors = {entry("w", at::zeros({4, 2}))}};
+    state.tensors[0].finer = "m.w";
+    load(step_path(1), state, all.world());
+    EXPECT_TRUE(at::equal(state.tensors[0].local, fine));
+    state.tensors = {entry("w", at::zeros({4, 2}, at::kBFloat16)),
+                     entry("m.w", at::zeros({4, 2}))};
+    state.tensors[0].finer = "m.w";
+    load(step_path(1), state, all.world());
+    EXPECT_TRUE(at::equal(state.tensors[0].local, fine.to(at::kBFloat16)));
+  });
+}
+
 TEST_F(CheckpointTest, TensorsAreReadOneByOneWithoutMemoryForAll) {
   save_on(3, 5);
   run_threads(1, "shm", [&](Communicator& all) {

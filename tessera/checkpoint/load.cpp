@@ -30,12 +30,26 @@ using comm::first_complaint_of;
 constexpr size_t kMaxNamesListed = 20;
 
 // What the entry is called in this checkpoint: its own name, or those of its
-// slices, where it has the first of them.
-std::vector<std::string> names_in(const Manifest& manifest,
-                                  const TensorEntry& entry) {
-  const bool is_sliced =
-      !entry.slices.empty() && manifest.find(entry.slices[0]) != nullptr;
-  return is_sliced ? entry.slices : std::vector<std::string>{entry.name};
+// slices, where it has the first of them, or that of what is finer.
+struct Names {
+  std::vector<std::string> all;
+  bool are_slices = false;
+};
+
+bool is_narrower(at::ScalarType one, at::ScalarType other) {
+  return c10::isReducedFloatingType(one) && at::isFloatingType(other) &&
+         !c10::isReducedFloatingType(other);
+}
+
+Names names_in(const Manifest& manifest, const TensorEntry& entry) {
+  if (!entry.slices.empty() && manifest.find(entry.slices[0]) != nullptr) {
+    return {entry.slices, true};
+  }
+  const TensorSpec* saved = manifest.find(entry.name);
+  const bool is_finer = saved != nullptr && !entry.finer.empty() &&
+                        is_narrower(saved->dtype, entry.local.scalar_type()) &&
+                        manifest.find(entry.finer) != nullptr;
+  return {{is_finer ? entry.finer : entry.name}};
 }
 
 // What of this rank's state is not in the checkpoint as it is here.
@@ -44,9 +58,10 @@ std::string compare(const Manifest& manifest, const State& state,
   std::vector<std::string> missing;
   std::vector<std::string> different;
   for (const TensorEntry& entry : state.tensors) {
-    for (const std::string& name : names_in(manifest, entry)) {
+    const Names names = names_in(manifest, entry);
+    for (const std::string& name : names.all) {
       TensorSpec here{name, entry.local.scalar_type(), entry.global_shape};
-      if (name != entry.name) here.shape.erase(here.shape.begin());
+      if (names.are_slices) here.shape.erase(here.shape.begin());
       const TensorSpec* saved = manifest.find(name);
       if (convert && saved != nullptr) here.dtype = saved->dtype;
       if (saved == nullptr) {
@@ -70,13 +85,14 @@ std::string compare(const Manifest& manifest, const State& state,
 std::string unused(const Manifest& manifest, const State& state,
                    comm::Group& world) {
   at::Tensor used = at::zeros({std::ssize(manifest.tensors)}, at::kLong);
+  const auto use = [&](const std::string& name) {
+    const TensorSpec* saved = manifest.find(name);
+    if (saved == nullptr) return;
+    used.data_ptr<int64_t>()[saved - manifest.tensors.data()] = 1;
+  };
   for (const TensorEntry& entry : state.tensors) {
-    for (const std::string& name : names_in(manifest, entry)) {
-      const TensorSpec* saved = manifest.find(name);
-      if (saved != nullptr) {
-        used.data_ptr<int64_t>()[saved - manifest.tensors.data()] = 1;
-      }
-    }
+    use(entry.name);
+    std::ranges::for_each(names_in(manifest, entry).all, use);
   }
   world.all_reduce(used, comm::ReduceOp::kMax).synchronize();
   std::vector<std::string> names;
@@ -205,13 +221,13 @@ class Load {
     parts_.assign(state_.tensors.size(), {});
     for (size_t i = 0; i < state_.tensors.size(); ++i) {
       const TensorEntry& entry = state_.tensors[i];
-      const auto names = names_in(manifest_, entry);
-      for (size_t slice = 0; slice < names.size(); ++slice) {
-        const auto found = saved.find(names[slice]);
+      const Names names = names_in(manifest_, entry);
+      for (size_t slice = 0; slice < names.all.size(); ++slice) {
+        const auto found = saved.find(names.all[slice]);
         if (found == saved.end()) continue;  // refused later, by name
         for (Part part : found->second) {
           part.place = part.saved->box;
-          part.is_slice = names[slice] != entry.name;
+          part.is_slice = names.are_slices;
           if (part.is_slice) stack(part.place, static_cast<int64_t>(slice));
           // Boxes of another model's shape are refused later, by name.
           if (part.place.size.size() != entry.box.size.size()) continue;

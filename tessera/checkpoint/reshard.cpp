@@ -14,7 +14,6 @@
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
 namespace {

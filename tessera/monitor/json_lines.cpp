@@ -147,10 +147,16 @@ std::string last_line_of(const std::string& path) {
   refuse_irregular(path);
   std::ifstream file(path, std::ios::ate);
   if (!file.is_open()) return "";
-  file.seekg(std::max<std::streamoff>(0, file.tellg() - kTail));
+  const std::streamoff size = file.tellg();
   std::string last;
-  for (std::string line; std::getline(file, line) && !file.eof();) {
-    last = std::move(line);
+  for (std::streamoff tail = kTail; last.empty(); tail *= 2) {
+    const std::streamoff begin = std::max<std::streamoff>(0, size - tail);
+    file.clear();
+    file.seekg(begin);
+    std::string line;
+    if (begin > 0) std::getline(file, line);  // of which it may be the end
+    while (std::getline(file, line) && !file.eof()) last = line;
+    if (begin == 0) break;
   }
   return last;
 }

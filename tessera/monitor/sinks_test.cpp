@@ -171,6 +171,9 @@ TEST(JsonLines, TheLastLineIsAWholeOne) {
   EXPECT_EQ(last_line_of(path), "{\"step\":1,\"loss\":2}");
   append(path, std::string(3 << 20, ' ') + "}\nlast\n");
   EXPECT_EQ(last_line_of(path), "last");
+  const std::string longer(3 << 20, 'a');
+  append(path, longer + "\n{\"torn");
+  EXPECT_EQ(last_line_of(path), longer);
 }
 
 TEST(JsonLines, AResumedRunHasEachStepOnce) {

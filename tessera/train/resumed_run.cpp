@@ -207,6 +207,9 @@ void refuse_another_line(const SavedRun& saved, const RunConfig& config,
   if (resume == "auto" && !config.checkpoint.dir.empty()) {
     refuse_another_run(saved.config, now);
   }
+  if (const auto was = config_of(saved, source)) {
+    refuse_other_states(*was, config, source);
+  }
   refuse_another_model(saved.config, now, source);
 }
 
@@ -215,7 +218,7 @@ void warn_of_changes(const SavedRun& saved, const RunConfig& config,
   for (const auto& change : trained_otherwise(saved.config, to_json(config))) {
     log::warning("the checkpoint was trained otherwise: ", change);
   }
-  if (saved.data != data) {
+  if (saved.data != 0 && saved.data != data) {
     log::warning(
         "the data is not what the checkpoint was trained on: other files, or "
         "another tokenizer. The run goes on with what data.train names now.");
@@ -248,9 +251,6 @@ void check_resumed(const RunConfig& config, const std::string& resume,
   if (found.empty()) return;
   const SavedRun saved = saved_run_from(manifest.extra, found);
   refuse_another_line(saved, config, resume, found);
-  if (const auto was = config_of(saved, found)) {
-    refuse_other_states(*was, config, found);
-  }
   if (!fs::exists(fs::path(folder) / kRewoundName)) {
     refuse_skipping_what_was_taken(saved.config, to_json(config), saved.step,
                                    saved.samples, saved.left_out);

@@ -39,7 +39,7 @@ void check_resumed(const engine::RunConfig& config, const std::string& resume,
                    const std::string& folder);
 
 // TS_CHECK_CONFIG where `saved` is of a run of another name that has the same
-// checkpoint.dir, or of another model. `source` names it.
+// checkpoint.dir, of other states, or of another model. `source` names it.
 void refuse_another_line(const SavedRun& saved, const engine::RunConfig& config,
                          const std::string& resume, const std::string& source);
 

@@ -157,12 +157,17 @@ int64_t samples_from(const detail::Json& json, const std::string& where) {
 
 }  // namespace
 
+std::string master_of(const std::string& parameter) {
+  return "optimizer.master." + parameter;
+}
+
 checkpoint::State weights_of(const parallel::Composed& composed) {
   checkpoint::State state;
   for (const auto& parameter : composed.parameters->parameters()) {
     state.tensors.push_back(entry_of("model." + parameter.name,
                                      parameter.layout, parameter.shard,
                                      composed));
+    state.tensors.back().finer = master_of(parameter.name);
   }
   return state;
 }
@@ -224,12 +229,13 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
                 " is missing; this is no checkpoint of tessera train.");
   }
   const int64_t samples = samples_from(json, source);
+  const uint64_t data = hash_from(
+      detail::as_string(json["data"], source + ": data"), source + ": data");
   return {.step = detail::as_int(json["step"], source + ": step"),
           .samples = samples,
           .tokens = tokens_from(json, samples, source),
           .config = json["config"].dump(2) + "\n",
-          .data = hash_from(detail::as_string(json["data"], source + ": data"),
-                            source + ": data"),
+          .data = json.contains("tokens") ? data : 0,
           .best = best_from(json, source),
           .skipped = count("skipped"),
           .loss_scale = loss_scale_in(json, source),

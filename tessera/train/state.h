@@ -28,16 +28,21 @@ namespace tessera::train {
 checkpoint::State state_of(const parallel::Composed& composed,
                            const optim::Optimizer& optimizer);
 
+// What the optimizer has in fp32 of a parameter of a narrow type.
+std::string master_of(const std::string& parameter);
+
 // The weights alone.
 checkpoint::State weights_of(const parallel::Composed& composed);
 
 // The JSON beside a checkpoint's tensors.
 struct SavedRun {
-  int64_t step = 0;                   // steps done
-  int64_t samples = 0;                // that they took
-  int64_t tokens = 0;                 // in these
-  std::string config;                 // as resolved: config.json's text
-  uint64_t data = 0;                  // hash of the data's fingerprints
+  int64_t step = 0;     // steps done
+  int64_t samples = 0;  // that they took
+  int64_t tokens = 0;   // in these
+  std::string config;   // as resolved: config.json's text
+  // Hash of the fingerprints of what is trained on; 0: of an older version,
+  // which took others too.
+  uint64_t data = 0;
   std::optional<BestLoss> best = {};  // none: not validated so far
   int64_t skipped = 0;  // of the steps: those that updated nothing
   std::optional<optim::LossScaleState> loss_scale = {};  // none: not scaled

@@ -105,6 +105,7 @@ ModelSource source_of_checkpoint(const fs::path& path, c10::ScalarType dtype) {
   ModelSource source{.path = path.string(),
                      .is_checkpoint = true,
                      .began_random = began_random,
+                     .has_updates = saved.step > saved.skipped,
                      .config = {},
                      .tokenizer_folder = run_folder_of(path, run).string()};
   const std::string& folder = source.tokenizer_folder;
@@ -164,20 +165,25 @@ std::string average_of(const std::string& weight) {
   return "optimizer.average." + weight.substr(std::string("model.").size());
 }
 
-// Of what was trained in a narrow type the optimizer has it in fp32.
-std::string master_of(const std::string& weight) {
-  return "optimizer.master." + weight.substr(std::string("model.").size());
-}
-
-// From weights to what is read for them. What was not trained is itself alone.
-void choose_tensors(const ModelSource& source, checkpoint::State& state) {
+// What was not trained has none.
+void take_averages(const ModelSource& source, checkpoint::State& state) {
   const auto manifest = checkpoint::read_manifest(source.path);
   for (auto& tensor : state.tensors) {
-    const std::string kept =
-        source.averaged ? average_of(tensor.name) : master_of(tensor.name);
-    if (manifest.find(kept) == nullptr) continue;
-    tensor.name = kept;
+    const std::string average = average_of(tensor.name);
+    if (manifest.find(average) == nullptr) continue;
+    tensor.name = average;
     tensor.slices.clear();
+    tensor.finer.clear();
+  }
+}
+
+// From weights to what is read for them. Before the first update the optimizer
+// has nothing of them.
+void choose_tensors(const ModelSource& source, checkpoint::State& state) {
+  if (!source.has_updates) {
+    for (auto& tensor : state.tensors) tensor.finer.clear();
+  } else if (source.averaged) {
+    take_averages(source, state);
   }
 }
 
@@ -217,7 +223,8 @@ checkpoint::WholeParameter parameters_of_checkpoint(const ModelSource& source,
                              .global_shape = layout.global_shape(),
                              .box = box_of(layout.global_shape(), {}),
                              .local = at::empty({0}, dtype),
-                             .slices = nn::names_of_experts(name, layout)});
+                             .slices = nn::names_of_experts(name, layout),
+                             .finer = master_of(parameter.name)});
   }
   choose_tensors(source, state);
   std::map<std::string, Saved> saved;

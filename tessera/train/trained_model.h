@@ -29,6 +29,7 @@ struct ModelSource {
   bool is_checkpoint = false;
   bool averaged = false;      // its weights are their averages: read_averages()
   bool began_random = false;  // a run that loaded no weights
+  bool has_updates = false;   // a run some of whose steps updated something
   models::HuggingFaceConfig config;
   // The folder that may hold the tokenizer's files.
   std::string tokenizer_folder;

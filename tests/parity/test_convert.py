@@ -83,6 +83,7 @@ def test_a_convert_that_fails_leaves_nothing(program, tokens, tmp_path, flags):
     # A run's name is told in its log, a Hugging Face folder's nowhere.
     named = [("a/b\nc", 78, "no control characters")] if flags else []
     for to, code, words in [("link", 74, "is a link to nothing"), ("file/x", 74, "cannot be made: Not a directory"),
+                            ("link/x", 74, "cannot be made"),
                             *named, ("over/there", 74, "")]:
         if to == "over/there":
             damaged = next((tmp_path / "run" / "checkpoints" / "step-1").glob("*.safetensors"))
@@ -115,3 +116,18 @@ def test_what_was_trained_in_a_narrow_type_leaves_as_it_was_updated(program, tes
     train(program, anew)
     begun = checkpoint(tmp_path / "anew", 1)
     assert all(torch.equal(begun[f"model.{key}"], held) for key, held in masters.items())
+
+
+def test_before_its_first_update_a_run_is_what_it_began_with(program, tessera, tokens, tmp_path):
+    """Its optimizer has nothing of the weights yet."""
+    fp16 = {"compute": "fp16", "initial_loss_scale": 2.0 ** 40}
+    sections = {"run": {"steps": 1}, "schedule": {"warmup": 1}, "checkpoint": {"every": 1}}
+    train(program, configuration(tokens, tmp_path / "base", **sections))
+    train(program, configuration(tokens, tmp_path / "anew", {"from": str(tmp_path / "base" / "run"), "load_weights": True},
+                                 precision=fp16, **sections))
+    assert json.loads((tmp_path / "anew" / "run" / "summary.json").read_text())["skipped_steps"] == 1
+    weights = []
+    for name in "base", "anew":
+        tessera("convert", "--from", tmp_path / name / "run", "--to", tmp_path / name / "out")
+        weights.append(load_file(tmp_path / name / "out" / "model.safetensors"))
+    assert all(torch.equal(held.half().float(), weights[1][key]) for key, held in weights[0].items())

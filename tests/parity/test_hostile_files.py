@@ -82,14 +82,15 @@ def test_names_in_messages_do_not_either(program, tmp_path):
     assert "\u009b" not in done.stderr and "\x7f" not in done.stderr
 
 
-# A report draws no point of a value that is no number; inspect reads the steps alone.
+# A report draws no point of a figure that is no number; inspect reads the steps alone.
 @pytest.mark.parametrize("name, line, command, code, words", [
     ("samples.jsonl", '{"step": "x", "text": "a"}', "report", 74,
      "samples.jsonl: line 1: (bytes 9-12) type must be number"),
     ("samples.jsonl", '{"step": 1, "text": null}', "report", 74,
      "samples.jsonl: line 1: (bytes 20-24) type must be string"),
     ("samples.jsonl", '{"step": "x", "text": "a"}', "inspect", 0, ""),
-    ("metrics.jsonl", '{"step": "x", "loss": 1}', "report", 0, ""),
+    ("metrics.jsonl", '{"step": "x", "loss": 1}', "report", 74,
+     "metrics.jsonl: line 2: (bytes 9-12) type must be number"),
     ("metrics.jsonl", '{"step": "x", "loss": 1}', "inspect", 74,
      "metrics.jsonl: line 2: (bytes 9-12) type must be number"),
     ("metrics.jsonl", "[1]", "report", 74, "metrics.jsonl: line 2: is no step of a run"),

@@ -37,7 +37,7 @@ double value_of(const Json& value) {
 }
 
 void add_figures(const Json& line, RunHistory& history) {
-  const double step = value_of(line["step"]);
+  const auto step = line["step"].get<double>();
   const auto add = [&](const std::string& name, const Json& value) {
     if (value.is_null() && !history.figures.contains(name)) return;
     history.figures[name].emplace_back(step, value_of(value));
