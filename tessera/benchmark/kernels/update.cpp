@@ -90,8 +90,10 @@ class Update {
       const at::Tensor step = kLr * g / (g.abs() + 1e-8);
       all.push_back({p * (1 - kLr * kDecay) - step, p.abs() + step.abs()});
       const at::Tensor m = (1 - kBetas[0]) * g, v = (1 - kBetas[1]) * g * g;
-      averages.push_back({m, m.abs()});
-      squares.push_back({v, v});
+      // Of floats that are rounded one after another.
+      constexpr double kRoundings = 4;
+      averages.push_back({m, kRoundings * m.abs()});
+      squares.push_back({v, kRoundings * v});
     }
     all.insert(all.end(), averages.begin(), averages.end());
     all.insert(all.end(), squares.begin(), squares.end());
