@@ -66,7 +66,8 @@ def test_a_job_that_is_stopped_goes_on_when_it_runs_again(program, tokens, slurm
 
 def test_a_rank_that_dies_is_named_and_ends_the_others(program, tokens, slurm, tmp_path):
     path = configuration(tokens, tmp_path, **ENDLESS, mesh={"dp": 4})
-    dies = f'[ "$SLURM_PROCID" != 3 ] || {{ sleep 2; kill -9 $$; }} & exec {program} train {path}'
+    begun = f"until [ -s {tmp_path}/run/metrics.jsonl ]; do sleep 0.1; done"
+    dies = f'[ "$SLURM_PROCID" != 3 ] || {{ {begun}; sleep 0.5; kill -9 $$; }} & exec {program} train {path}'
     started = time.monotonic()
     done = slurm("srun", "-N2", "-n4", "bash", "-c", dies, check=False)
     assert time.monotonic() - started < 60

@@ -40,7 +40,9 @@ void MessageQueue::close() {
     std::unique_lock lock(mutex_);
     closing_ = true;
     called_.notify_one();
-    ended_.wait(lock, [&] { return waiting_.empty() && num_awaited_ == 0; });
+    ended_.wait(lock, [&] {
+      return waiting_.empty() && awaited_.empty() && num_told_ == 0;
+    });
   }
   if (thread_.joinable()) thread_.join();
 }
@@ -65,18 +67,28 @@ void MessageQueue::await(std::unique_lock<std::mutex>& lock,
                          const std::deque<Message>::iterator& waiting) {
   Message taken = std::move(*waiting);
   waiting_.erase(waiting);
-  ++num_awaited_;
+  awaited_.push_back(taken.message);
+  std::exception_ptr error = failure_;
   lock.unlock();
-  std::exception_ptr error;
+  bool is_aborted = error != nullptr;
   try {
-    taken.message->wait();
+    is_aborted = is_aborted || !taken.message->wait();
   } catch (const std::exception&) {
     error = std::current_exception();
   }
+  lock.lock();
+  std::erase(awaited_, taken.message);
+  if (is_aborted) error = failure_;
+  if (error && !failure_) {
+    failure_ = error;
+    for (const auto& other : awaited_) other->abort();
+  }
+  ++num_told_;
+  lock.unlock();
   taken.work->complete(error);
   taken = {};  // not under the lock: what it held may call back
   lock.lock();
-  --num_awaited_;
+  --num_told_;
   ended_.notify_all();
 }
 

@@ -3,14 +3,19 @@
 // Who waits for a message does so on its own thread. Those that nobody waits
 // for soon are awaited by a thread of the group, one after the other in the
 // order of the calls: it starts with the first message.
+// Errors: where one fails, all others of the group do that are not done: of a
+//         peer that has died Gloo never ends a send that met its closed line
+//         before Gloo did.
 // Threads: any. Whoever waits for a work keeps its queue, also after close().
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "tessera/comm/base/worker.h"
 
@@ -47,7 +52,9 @@ class MessageQueue : public Driver {
   std::condition_variable called_;  // for the thread
   std::condition_variable ended_;   // some message
   std::deque<Message> waiting_;     // that nobody awaits yet
-  int num_awaited_ = 0;
+  std::vector<c10::intrusive_ptr<c10d::Work>> awaited_;
+  int num_told_ = 0;            // whose end is being told
+  std::exception_ptr failure_;  // of the first that failed
   bool asleep_ = false;
   bool closing_ = false;
   std::thread thread_;

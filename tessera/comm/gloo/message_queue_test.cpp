@@ -1,0 +1,85 @@
+#include "tessera/comm/gloo/message_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "tessera/core/error.h"
+
+namespace tessera::comm::gloo {
+namespace {
+
+// Ends, or fails, when it is told to; or is aborted.
+class Told : public c10d::Work {
+ public:
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return is_told_ || is_aborted_; });
+    TS_CHECK(!fails_, "the line was closed");
+    return !is_aborted_;
+  }
+  void abort() override { tell(&Told::is_aborted_); }
+  void end() { tell(&Told::is_told_); }
+  void fail() {
+    fails_ = true;
+    end();
+  }
+
+ private:
+  void tell(bool Told::* what) {
+    const std::lock_guard lock(mutex_);
+    this->*what = true;
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_told_ = false, is_aborted_ = false;
+  std::atomic<bool> fails_ = false;
+};
+
+struct Sent {
+  c10::intrusive_ptr<Told> message = c10::make_intrusive<Told>();
+  c10::intrusive_ptr<PendingWork> work;
+
+  explicit Sent(const std::shared_ptr<MessageQueue>& queue)
+      : work(c10::make_intrusive<PendingWork>(
+            0, c10d::OpType::SEND, std::vector<at::Tensor>(), queue)) {
+    queue->submit(message, work);
+  }
+};
+
+TEST(GlooMessages, OneThatNobodyWaitsForEndsByItself) {
+  const auto queue = std::make_shared<MessageQueue>();
+  const Sent one(queue), other(queue);
+  other.message->end();
+  one.message->end();
+  EXPECT_TRUE(other.work->wait());
+  EXPECT_TRUE(one.work->wait());
+  queue->close();
+}
+
+// A send that Gloo never ends, for its peer has died.
+TEST(GlooMessages, WhereOneFailsNobodyWaitsForTheOthers) {
+  const auto queue = std::make_shared<MessageQueue>();
+  const Sent lost(queue), later(queue), failed(queue);
+  std::thread fails([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    failed.message->fail();
+  });
+  std::thread waits([&] { EXPECT_THROW(failed.work->wait(), std::exception); });
+  EXPECT_THROW(lost.work->wait(), std::exception);
+  EXPECT_THROW(later.work->wait(), std::exception);
+  const Sent after(queue);
+  EXPECT_THROW(after.work->wait(), std::exception);
+  fails.join();
+  waits.join();
+  queue->close();
+}
+
+}  // namespace
+}  // namespace tessera::comm::gloo
