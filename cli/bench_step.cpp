@@ -41,8 +41,7 @@ class BenchStepCommand {
     TS_CHECK_CONFIG(!config_.mesh.star(),
                     "bench step measures ranks; mesh.data_parallel dp has one. "
                     "Use ddp.");
-    config_.data.train = {"random tokens"};
-    config_.data.weights.clear();
+    take_random_tokens(config_);
     config_.model.load_weights = false;
     check_output_files({{"--json", flags.json}, {"--plot", flags.plot}});
   }

@@ -72,4 +72,9 @@ std::vector<config::Override> overrides_of(
   return overrides;
 }
 
+void take_random_tokens(engine::RunConfig& config) {
+  config.data.train = {"random tokens"};
+  config.data.weights.clear();
+}
+
 }  // namespace tessera::cli

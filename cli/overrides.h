@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/core/config.h"
+#include "tessera/engine/run_config.h"
 
 namespace tessera::cli {
 
@@ -23,5 +24,8 @@ void add_sets(CLI::App& command, std::vector<std::string>& sets);
 std::vector<config::Override> overrides_of(
     const std::vector<std::string>& sets,
     const std::vector<std::string>& extras);
+
+// For a command that reads no data, whatever the run has.
+void take_random_tokens(engine::RunConfig& config);
 
 }  // namespace tessera::cli

@@ -83,8 +83,7 @@ void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
                   "ddp.");
   // It trains on random tokens, on the CPU whatever the run's device, but where
   // the command line says one.
-  config.data.train = {"random tokens"};
-  config.data.weights.clear();
+  take_random_tokens(config);
   if (!origins.at("run.device").starts_with("--")) config.run.device = "cpu";
   if (config.precision.products != "same") {
     log::info("precision.products is ", config.precision.products,

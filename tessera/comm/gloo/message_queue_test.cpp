@@ -18,9 +18,15 @@ class Told : public c10d::Work {
  public:
   bool wait(std::chrono::milliseconds /*timeout*/) override {
     std::unique_lock lock(mutex_);
+    is_awaited_ = true;
+    changed_.notify_all();
     changed_.wait(lock, [&] { return is_told_ || is_aborted_; });
     TS_CHECK(!fails_, "the line was closed");
     return !is_aborted_;
+  }
+  void until_awaited() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return is_awaited_; });
   }
   void abort() override { tell(&Told::is_aborted_); }
   void end() { tell(&Told::is_told_); }
@@ -38,7 +44,7 @@ class Told : public c10d::Work {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool is_told_ = false, is_aborted_ = false;
+  bool is_awaited_ = false, is_told_ = false, is_aborted_ = false;
   std::atomic<bool> fails_ = false;
 };
 
@@ -68,7 +74,7 @@ TEST(GlooMessages, WhereOneFailsNobodyWaitsForTheOthers) {
   const auto queue = std::make_shared<MessageQueue>();
   const Sent lost(queue), later(queue), failed(queue);
   std::thread fails([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    lost.message->until_awaited();
     failed.message->fail();
   });
   std::thread waits([&] { EXPECT_THROW(failed.work->wait(), std::exception); });
