@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/comm/base/next_rank_watch.h"
+#include "tessera/comm/base/report.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tests/support/failure_of.h"
@@ -116,6 +118,42 @@ TEST(Failure, ReceiverNamesTheRankThatDiedWithItsMessage) {
                 AllOf(HasSubstr("recv #"), HasSubstr("rank 1 (pid "),
                       HasSubstr("has died")))
         << "registered: " << registered;
+  }
+}
+
+void wait_until_stopped(int64_t process) {
+  Whereabouts where = whereabouts_of(whereabouts_here());
+  where.pid = process;
+  while (!is_stopped(where)) usleep(1000);
+}
+
+// Gloo never ends a message that it had begun when its peer's line closed.
+TEST(Failure, OfAMessageThatIsHalfMoved) {
+  for (const bool receives : {false, true}) {
+    const auto ends = testing::fork_ranks(2, "gloo", [&](Communicator& c) {
+      at::Tensor large = at::empty({64 << 20}, at::kByte);
+      Work moved;
+      const bool is_killed = c.rank() == 1;
+      const bool is_receiver = is_killed != receives;
+      if (is_receiver) moved = c.world().recv(large, 1 - c.rank());
+      at::Tensor killed = at::full({1}, int64_t{getpid()});
+      c.world().broadcast(killed, 1).wait();
+      if (!is_killed && !is_receiver) {
+        wait_until_stopped(killed.item<int64_t>());
+      }
+      if (!is_receiver) moved = c.world().send(large, 1 - c.rank());
+      if (is_killed) raise(SIGSTOP);
+      wait_until_stopped(killed.item<int64_t>());
+      usleep(200'000);  // the line is full by then, or empty
+      kill(static_cast<pid_t>(killed.item<int64_t>()), SIGKILL);
+      moved.wait();
+    });
+    EXPECT_EQ(ends[1].signal, SIGKILL);
+    EXPECT_EQ(ends[0].exit_code, 1);
+    EXPECT_THAT(ends[0].message,
+                AllOf(HasSubstr(receives ? "recv #1 from" : "send #1 to"),
+                      HasSubstr("rank 1 tag 0"), HasSubstr("closed by peer"),
+                      Not(HasSubstr("imed out"))));
   }
 }
 

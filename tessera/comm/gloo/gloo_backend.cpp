@@ -5,7 +5,9 @@
 
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -131,12 +133,14 @@ class GlooBackend : public c10d::Backend {
   }
 
   Pending send(Tensors& tensors, int peer, int tag) override {
-    return queued(group_->send(tensors, peer, tag), c10d::OpType::SEND,
+    const Pending line = line_to(peer);
+    return queued(group_->send(tensors, peer, tag), line, c10d::OpType::SEND,
                   tensors);
   }
 
   Pending recv(Tensors& tensors, int peer, int tag) override {
-    return queued(group_->recv(tensors, peer, tag), c10d::OpType::RECV,
+    const Pending line = line_to(peer);
+    return queued(group_->recv(tensors, peer, tag), line, c10d::OpType::RECV,
                   tensors);
   }
 
@@ -144,7 +148,6 @@ class GlooBackend : public c10d::Backend {
   // its messages comes too late: wait a moment for one that never comes. A peer
   // whose connection is closed already fails at once, and closes no other.
   void fail() {
-    constexpr int kNeverSent = INT32_MAX;
     Tensors nothing{at::empty({1}, at::kByte)};
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == rank_) continue;
@@ -159,19 +162,35 @@ class GlooBackend : public c10d::Backend {
   }
 
  private:
+  static constexpr int kNeverSent = INT32_MAX;  // a tag
+
   static void check_summed(const at::Tensor& tensor) {
     TS_CHECK(tensor.scalar_type() != at::kShort,
              "Gloo does not reduce int16. Convert it to int32.");
   }
 
-  Pending queued(Pending message, c10d::OpType type, const Tensors& tensors) {
+  // A receive that never ends, and fails when the line closes.
+  Pending line_to(int peer) {
+    const std::lock_guard lock(lines_mutex_);
+    Pending& line = lines_[peer];
+    if (!line) {
+      Tensors nothing{at::empty({1}, at::kByte)};
+      line = group_->recv(nothing, peer, kNeverSent);
+    }
+    return line;
+  }
+
+  Pending queued(Pending message, const Pending& line, c10d::OpType type,
+                 const Tensors& tensors) {
     auto work =
         c10::make_intrusive<PendingWork>(rank_, type, tensors, messages_);
-    messages_->submit(std::move(message), work);
+    messages_->submit(std::move(message), work, line);
     return work;
   }
 
   c10::intrusive_ptr<ProcessGroupGloo> group_;
+  std::mutex lines_mutex_;
+  std::map<int, Pending> lines_;  // by peer
   std::shared_ptr<MessageQueue> messages_ = std::make_shared<MessageQueue>();
 };
 

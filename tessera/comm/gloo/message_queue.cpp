@@ -9,14 +9,43 @@ namespace {
 
 // Who is about to wait needs no other thread.
 constexpr auto kPatience = std::chrono::milliseconds(1);
+constexpr auto kLook = std::chrono::seconds(1);
+
+// A wait that is aborted before it begins does not wait.
+std::exception_ptr why_closed(c10d::Work& line) {
+  try {
+    line.abort();
+    line.wait();
+    return nullptr;
+  } catch (const std::exception&) {
+    return std::current_exception();
+  }
+}
+
+// Of a message whose wait was aborted: it may have ended before its line did,
+// for a peer that is done closes its lines.
+std::exception_ptr unless_done(c10d::Work& message,
+                               const std::exception_ptr& closed) {
+  try {
+    message.wait(std::chrono::milliseconds(1));
+    return nullptr;
+  } catch (const std::exception&) {
+    return closed;
+  }
+}
 
 }  // namespace
 
 void MessageQueue::submit(c10::intrusive_ptr<c10d::Work> message,
-                          c10::intrusive_ptr<PendingWork> work) {
+                          c10::intrusive_ptr<PendingWork> work,
+                          c10::intrusive_ptr<c10d::Work> line) {
   const std::lock_guard lock(mutex_);
-  waiting_.push_back({std::move(message), std::move(work), Clock::now()});
-  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  waiting_.push_back(
+      {std::move(message), std::move(line), std::move(work), Clock::now()});
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] { loop(); });
+    watches_ = std::thread([this] { watch_lines(); });
+  }
   // One that is up comes back to the queue by itself.
   if (asleep_) called_.notify_one();
 }
@@ -43,8 +72,11 @@ void MessageQueue::close() {
     ended_.wait(lock, [&] {
       return waiting_.empty() && awaited_.empty() && num_told_ == 0;
     });
+    is_closed_ = true;
+    closed_.notify_one();
   }
   if (thread_.joinable()) thread_.join();
+  if (watches_.joinable()) watches_.join();
 }
 
 void MessageQueue::loop() {
@@ -63,25 +95,41 @@ void MessageQueue::loop() {
   }
 }
 
+void MessageQueue::watch_lines() {
+  std::unique_lock lock(mutex_);
+  while (!closed_.wait_for(lock, kLook, [&] { return is_closed_; })) {
+    for (Awaited& awaited : awaited_) {
+      if (awaited.closed) continue;
+      awaited.closed = why_closed(*awaited.line);
+      if (awaited.closed) awaited.message->abort();
+    }
+  }
+}
+
 void MessageQueue::await(std::unique_lock<std::mutex>& lock,
                          const std::deque<Message>::iterator& waiting) {
   Message taken = std::move(*waiting);
   waiting_.erase(waiting);
-  awaited_.push_back(taken.message);
+  awaited_.push_back({taken.message, taken.line});
   std::exception_ptr error = failure_;
   lock.unlock();
-  bool is_aborted = error != nullptr;
+  bool is_done = false;
   try {
-    is_aborted = is_aborted || !taken.message->wait();
+    is_done = !error && taken.message->wait();
   } catch (const std::exception&) {
     error = std::current_exception();
   }
   lock.lock();
-  std::erase(awaited_, taken.message);
-  if (is_aborted) error = failure_;
+  const auto own = std::find_if(
+      awaited_.begin(), awaited_.end(),
+      [&](const Awaited& other) { return other.message == taken.message; });
+  if (!error && !is_done) {
+    error = failure_ ? failure_ : unless_done(*taken.message, own->closed);
+  }
+  awaited_.erase(own);
   if (error && !failure_) {
     failure_ = error;
-    for (const auto& other : awaited_) other->abort();
+    for (const Awaited& other : awaited_) other.message->abort();
   }
   ++num_told_;
   lock.unlock();
