@@ -8,6 +8,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -166,6 +167,74 @@ TEST(RankModel, ReductionsOfExperts) {
           << layout.groups << ::testing::PrintToString(calls);
     });
   }
+}
+
+// What rank 0 calls in a step, beside one sum over the world: "group verb".
+std::set<std::string> calls_of(const RunConfig& config, int64_t num_ranks) {
+  std::set<std::string> calls;
+  comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
+    RankModel model(config, ranks);
+    take_counted_step(model, config, ranks);
+    if (ranks.rank() != 0) return;
+    for (auto* group : ranks.groups()) {
+      if (group->size() == 1) continue;
+      for (const auto& verb : group->stats()) {
+        calls.insert(group->name() + " " + verb.verb);
+      }
+    }
+  });
+  calls.erase("world all_reduce");  // the norm and the loss
+  return calls;
+}
+
+// Worked example 12, which verbs each paradigm calls and which it does not.
+TEST(RankModel, CallsByParadigm) {
+  using Calls = std::set<std::string>;
+  const auto expect = [](const char* what, const mesh::MeshConfig& mesh,
+                         const Calls& calls, int64_t stage = 0,
+                         int64_t num_experts = 0) {
+    RunConfig config = small_run(1, 0);
+    config.mesh = mesh;
+    config.zero.stage = stage;
+    if (num_experts > 0) {
+      config.model.family = "mixtral";
+      config.model.ffn = 64;
+      config.model.moe.experts = num_experts;
+    }
+    config.batch = {.global = 4, .micro = 1};
+    config.tensor.sequence_parallel = false;
+    complete(config, 4);
+    EXPECT_EQ(calls_of(config, 4), calls) << what;
+  };
+  const Calls d{"dp_replicate all_reduce"};
+  const Calls z{"dp_shard all_gather", "dp_shard reduce_scatter"};
+  const Calls t{"tp all_reduce"};
+  // How many tokens go to each expert is gathered first.
+  const Calls e{"ep all_gather", "ep all_to_all"};
+  const Calls p{"pp send", "pp recv"};
+  const auto with = [](Calls calls, const Calls& more) {
+    calls.insert(more.begin(), more.end());
+    return calls;
+  };
+  expect("D", {.dp = 4}, d);
+  for (const int64_t stage : {1, 2, 3}) expect("Z", {.dp = 4}, z, stage);
+  expect("TP", {.tp = 4}, t);
+  expect("PP", {.pp = 4}, p);
+  expect("TP+D", {.dp = 2, .tp = 2}, with(t, d));
+  expect("PP+D", {.pp = 2, .dp = 2}, with(p, d));
+  expect("TP+Z", {.dp = 2, .tp = 2}, with(t, z), 3);
+  expect("TP+PP", {.pp = 2, .tp = 2}, with(t, p));
+  expect("E", {.dp = 4, .ep = 4}, with(d, e), 0, 4);
+  const Calls copied = with(e, {"expert_dp all_reduce"});
+  expect("E+D", {.dp = 4, .ep = 2}, with(d, copied), 0, 4);
+  const Calls sharded =
+      with(e, {"expert_dp all_gather", "expert_dp reduce_scatter"});
+  expect("E+Z", {.dp = 4, .ep = 2}, with(z, sharded), 3, 4);
+  // Ranks of tp route a piece of the tokens each: what becomes of them is
+  // gathered, and gradients of gates are summed over these ranks too.
+  const Calls routed{"tp all_gather", "dp_replicate+tp all_reduce"};
+  expect("E+D+TP", {.dp = 2, .tp = 2, .ep = 2},
+         with(with(with(t, d), copied), routed), 0, 4);
 }
 
 // Worked example 10: beside these one scalar.
