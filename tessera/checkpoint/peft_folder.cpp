@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <iterator>
 #include <map>
 #include <set>
-#include <string_view>
 
 #include "tessera/checkpoint/detail/narrowing.h"
+#include "tessera/checkpoint/detail/peft_adapter.h"
+#include "tessera/checkpoint/detail/peft_config.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
@@ -24,50 +24,8 @@ namespace {
 
 using tessera::detail::Json;
 
-constexpr const char* kConfigFile = "/adapter_config.json";
 constexpr const char* kWeightFile = "/adapter_model.safetensors";
-constexpr const char* kBase = "base_model_name_or_path";
-constexpr const char* kPrefix = "base_model.model.";
 constexpr size_t kNamedAtMost = 8;  // tensors in a message
-// Keys that may say anything: what is told apart here by a line of its own, of
-// whom and for whom the adapters are, and what only counts beside another key
-// that is refused, or before adapters are trained. Any other key may make them
-// adapters of another kind.
-constexpr std::string_view kHarmless[] = {"peft_type",
-                                          "init_lora_weights",
-                                          "bias",
-                                          "r",
-                                          "lora_alpha",
-                                          "lora_dropout",
-                                          "target_modules",
-                                          "task_type",
-                                          "auto_mapping",
-                                          kBase,
-                                          "revision",
-                                          "peft_version",
-                                          "inference_mode",
-                                          "fan_in_fan_out",
-                                          "merge_weights",
-                                          "runtime_config",
-                                          "layers_pattern",
-                                          "megatron_core",
-                                          "qalora_group_size",
-                                          "loftq_config",
-                                          "eva_config",
-                                          "corda_config",
-                                          "lora_ga_config"};
-
-// "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight".
-std::string tensor_name(const models::ModelConfig& model,
-                        const std::string& parameter) {
-  const auto source = models::hugging_face_source(model, parameter);
-  TS_CHECK_CONFIG(
-      source.widths.empty(), "model.lora: PEFT has one adapter for ",
-      source.tensor, ", where this model has ", source.widths.size(),
-      ": they are not the same. Of such layers adapters are merged: convert's "
-      "--merge here, merge_and_unload() in PEFT. Or target other layers.");
-  return kPrefix + source.tensor + ".weight";
-}
 
 std::vector<nn::Parameter> adapters_of(models::Model& model) {
   auto parameters = nn::parameters_of(model);
@@ -76,54 +34,20 @@ std::vector<nn::Parameter> adapters_of(models::Model& model) {
   return parameters;
 }
 
+detail::PeftAdapter place_of(const models::ModelConfig& config,
+                             const nn::Parameter& adapter) {
+  return detail::peft_adapter(config, adapter.name,
+                              adapter.spec->layout.global_shape());
+}
+
 // What they are beside, by names in Hugging Face folders.
 std::set<std::string> layers_of(const models::ModelConfig& config,
                                 const std::vector<nn::Parameter>& adapters) {
   std::set<std::string> layers;
-  for (const auto& parameter : adapters) {
-    const std::string layer = tensor_name(config, parameter.name)
-                                  .substr(std::string_view(kPrefix).size());
-    layers.insert(layer.substr(0, layer.rfind(".lora_")));
+  for (const auto& adapter : adapters) {
+    layers.insert(place_of(config, adapter).layer);
   }
   return layers;
-}
-
-Json config_of(const std::string& folder) {
-  const std::string path = folder + kConfigFile;
-  Json json =
-      tessera::detail::parse_json(tessera::detail::read_json_text(path), path);
-  TS_CHECK_CONFIG(json.is_object(), path, ": must be a JSON object.");
-  return json;
-}
-
-// Null, false, "", [] and {} all say that there is none.
-bool is_nothing(const Json& json, const char* key) {
-  if (!json.contains(key)) return true;
-  const Json& value = json[key];
-  return value.is_null() || value == Json(false) || value == Json("") ||
-         ((value.is_array() || value.is_object()) && value.empty());
-}
-
-void refuse_other_kinds(const Json& json, const std::string& path) {
-  const auto refuse = [&](bool holds, const char* key) {
-    TS_CHECK_CONFIG(holds, path, ": ", key, " is ",
-                    json.contains(key) ? json[key].dump() : "absent",
-                    ", which is not supported. Use adapters of plain LoRA.");
-  };
-  refuse(json.contains("peft_type") && json["peft_type"] == "LORA",
-         "peft_type");
-  // Others begin from weights that they change: the adapters fit those alone.
-  const bool plain_start = is_nothing(json, "init_lora_weights") ||
-                           json["init_lora_weights"].is_boolean() ||
-                           json["init_lora_weights"] == "gaussian";
-  refuse(plain_start, "init_lora_weights");
-  refuse(is_nothing(json, "bias") || json["bias"] == "none", "bias");
-  for (const auto& item : json.items()) {
-    const bool is_harmless =
-        std::ranges::find(kHarmless, item.key()) != std::end(kHarmless);
-    refuse(is_harmless || is_nothing(json, item.key().c_str()),
-           item.key().c_str());
-  }
 }
 
 // PEFT (0.21) takes these names for those of experts wherever a model has some,
@@ -143,24 +67,11 @@ void refuse_what_peft_drops(const models::ModelConfig& model,
   }
 }
 
-// The layers that have adapters, by their names in Hugging Face folders.
-std::vector<std::string> layers_in(const SafetensorsFile& file) {
-  const std::string beginning = kPrefix, end = ".lora_A.weight";
-  std::vector<std::string> layers;
-  for (const auto& tensor : file.tensors()) {
-    const std::string& name = tensor.name;
-    if (!name.starts_with(beginning) || !name.ends_with(end)) continue;
-    layers.push_back(name.substr(beginning.size(),
-                                 name.size() - beginning.size() - end.size()));
-  }
-  return layers;
-}
-
 // As PEFT matches them: a whole name, or its end behind a dot. A pattern, which
 // is a text, is left to PEFT.
 void check_targets(const std::string& folder, const Json& config,
                    models::Model& model) {
-  if (is_nothing(config, "target_modules") ||
+  if (detail::says_nothing(config, "target_modules") ||
       !config["target_modules"].is_array()) {
     return;
   }
@@ -170,7 +81,7 @@ void check_targets(const std::string& folder, const Json& config,
       return layer == target || layer.ends_with("." + target);
     });
   };
-  const auto held = layers_in(SafetensorsFile(folder + kWeightFile));
+  const auto held = detail::peft_layers(SafetensorsFile(folder + kWeightFile));
   std::vector<std::string> not_named, not_held;
   for (const auto& layer : held) {
     if (!is_named(layer)) not_named.push_back('"' + layer + '"');
@@ -185,15 +96,62 @@ void check_targets(const std::string& folder, const Json& config,
       not_held.push_back('"' + layer + '"');
     }
   }
-  const std::string between =
-      c10::str(folder, kConfigFile, ": target_modules and the adapters in ",
-               folder, kWeightFile, " disagree: ");
+  const std::string between = c10::str(folder, detail::kPeftConfigFile,
+                                       ": target_modules and the adapters in ",
+                                       folder, kWeightFile, " disagree: ");
   TS_CHECK_CONFIG(not_named.empty(), between, "not named is ",
                   some_of(not_named, kNamedAtMost),
                   ". Save both from the same model.");
   TS_CHECK_CONFIG(not_held.empty(), between, "without adapters is ",
                   some_of(not_held, kNamedAtMost),
                   ". Save both from the same model.");
+}
+
+// What is wrong with the stored tensor; "": nothing.
+std::string complaint_of(const SafetensorsFile& file,
+                         const detail::PeftAdapter& adapter) {
+  const auto* found = file.find(adapter.tensor);
+  if (found == nullptr) return "missing \"" + adapter.tensor + "\"";
+  // A and B have the same, which may be that of all parts.
+  const int64_t apart = adapter.rank * adapter.num_parts;
+  const int64_t rank =
+      detail::peft_rank(file, adapter.layer) == apart ? apart : adapter.rank;
+  const auto expected = adapter.stored_shape(rank);
+  if (found->shape == expected) return "";
+  return c10::str("\"", adapter.tensor, "\" is ", at::IntArrayRef(found->shape),
+                  ", expected ", at::IntArrayRef(expected));
+}
+
+// Of rank n r the parts are apart in B: elsewhere it is zero.
+void check_apart(const std::string& folder, const SafetensorsFile& file,
+                 const detail::PeftAdapter& adapter, int64_t num_rows) {
+  const int64_t stored = detail::peft_rank(file, adapter.layer);
+  if (adapter.is_a || stored == adapter.rank) return;
+  const mesh::Box rows{{adapter.first_row, 0}, {num_rows, stored}};
+  const at::Tensor values = file.read_box(adapter.tensor, rows);
+  const at::Tensor own =
+      values.narrow(1, adapter.part * adapter.rank, adapter.rank);
+  TS_CHECK_CONFIG(own.count_nonzero().equal(values.count_nonzero()), folder,
+                  kWeightFile, ": \"", adapter.tensor, "\" is of rank ", stored,
+                  " over all its rows, and this model has ", adapter.num_parts,
+                  " layers there, which would need as much each. Set r "
+                  "for all layers alike, or target other ones.");
+}
+
+// Those that all begin from one of PEFT's, and each go on by themselves.
+void tell_parts(const std::string& folder, const SafetensorsFile& file,
+                const std::vector<detail::PeftAdapter>& adapters) {
+  std::set<std::string> layers;
+  for (const auto& adapter : adapters) {
+    if (adapter.num_parts > 1 &&
+        detail::peft_rank(file, adapter.layer) == adapter.rank) {
+      layers.insert('"' + adapter.layer + '"');
+    }
+  }
+  if (layers.empty()) return;
+  log::warning(folder, ": of ", some_of({layers.begin(), layers.end()}, 2),
+               " this model has several layers each: they begin from the same "
+               "lora_A and train one of their own, where PEFT trains one.");
 }
 
 void check_finite(const std::string& folder, const SafetensorsFile& file) {
@@ -211,20 +169,20 @@ void check_finite(const std::string& folder, const SafetensorsFile& file) {
 }  // namespace
 
 bool is_peft_folder(const std::string& folder) {
-  return std::filesystem::is_regular_file(folder + kConfigFile);
+  return std::filesystem::is_regular_file(folder + detail::kPeftConfigFile);
 }
 
 std::string base_of_peft(const std::string& folder) {
-  const Json json = config_of(folder);
-  const auto base = json.find(kBase);
+  const Json json = detail::peft_config(folder);
+  const auto base = json.find(detail::kPeftBase);
   const bool is_said = base != json.end() && base->is_string();
   return is_said ? base->get<std::string>() : "";
 }
 
 models::LoraConfig read_peft_config(const std::string& folder) {
-  const std::string path = folder + kConfigFile;
-  const Json json = config_of(folder);
-  refuse_other_kinds(json, path);
+  const std::string path = folder + detail::kPeftConfigFile;
+  const Json json = detail::peft_config(folder);
+  detail::refuse_other_kinds(json, path);
   for (const char* key : {"r", "lora_alpha"}) {
     TS_CHECK_CONFIG(json.contains(key), path, ": \"", key, "\" is missing.");
   }
@@ -237,7 +195,9 @@ models::LoraConfig read_peft_config(const std::string& folder) {
       lora.rank > 0 && lora.rank <= models::kMaxSize && lora.alpha > 0, path,
       ": r is ", lora.rank, " and lora_alpha ", lora.alpha,
       "; both must be above 0.");
-  lora.targets = layers_in(SafetensorsFile(folder + kWeightFile));
+  const SafetensorsFile file(folder + kWeightFile);
+  detail::check_peft_patterns(json, file, path);
+  lora.targets = detail::peft_layers(file);
   TS_CHECK_CONFIG(!lora.targets.empty(), folder, kWeightFile,
                   ": holds no adapter.");
   if (json.contains("lora_dropout") && json["lora_dropout"] != Json(0.0) &&
@@ -251,32 +211,33 @@ models::LoraConfig read_peft_config(const std::string& folder) {
 
 void check_peft(const std::string& folder, models::Model& model) {
   const SafetensorsFile file(folder + kWeightFile);
-  std::set<std::string> unknown;
+  std::set<std::string> unknown, complaints;
   for (const auto& tensor : file.tensors()) unknown.insert(tensor.name);
-  std::vector<std::string> complaints;
-  for (const auto& parameter : adapters_of(model)) {
-    const std::string name = tensor_name(model.config(), parameter.name);
-    unknown.erase(name);
-    const auto* found = file.find(name);
-    const auto& shape = parameter.spec->layout.global_shape();
-    if (found == nullptr) {
-      complaints.push_back("missing \"" + name + "\"");
-    } else if (found->shape != shape) {
-      complaints.push_back(c10::str("\"", name, "\" is ",
-                                    at::IntArrayRef(found->shape),
-                                    ", expected ", at::IntArrayRef(shape)));
-    }
+  const auto parameters = adapters_of(model);
+  std::vector<detail::PeftAdapter> adapters;
+  for (const auto& parameter : parameters) {
+    adapters.push_back(place_of(model.config(), parameter));
+    unknown.erase(adapters.back().tensor);
+    complaints.insert(complaint_of(file, adapters.back()));
   }
+  complaints.erase("");
   for (const auto& name : unknown) {
-    complaints.push_back("unexpected \"" + name + "\"");
+    complaints.insert("unexpected \"" + name + "\"");
   }
-  const Json json = config_of(folder);
-  TS_CHECK_CONFIG(complaints.empty(), folder,
-                  ": these adapters are for another model",
-                  json.contains(kBase) ? " (" + json[kBase].dump() + ")" : "",
-                  ": ", some_of(complaints, kNamedAtMost), ".");
+  const Json json = detail::peft_config(folder);
+  TS_CHECK_CONFIG(
+      complaints.empty(), folder, ": these adapters are for another model",
+      json.contains(detail::kPeftBase)
+          ? " (" + json[detail::kPeftBase].dump() + ")"
+          : "",
+      ": ", some_of({complaints.begin(), complaints.end()}, kNamedAtMost), ".");
   check_targets(folder, json, model);
   check_finite(folder, file);
+  for (size_t i = 0; i < adapters.size(); ++i) {
+    check_apart(folder, file, adapters[i],
+                parameters[i].spec->layout.global_shape()[0]);
+  }
+  tell_parts(folder, file, adapters);
 }
 
 void load_peft(const std::string& folder, models::Model& model,
@@ -286,8 +247,10 @@ void load_peft(const std::string& folder, models::Model& model,
   for (auto& parameter : adapters_of(model)) {
     const mesh::Box box = parameter.spec->layout.local_box(mesh, coord);
     if (box.empty()) continue;
-    const std::string name = tensor_name(model.config(), parameter.name);
-    parameter.tensor.copy_(file.read_box(name, box));
+    const auto place = place_of(model.config(), parameter);
+    parameter.tensor.copy_(file.read_box(
+        place.tensor,
+        place.stored_box(box, detail::peft_rank(file, place.layer))));
   }
 }
 
@@ -304,10 +267,24 @@ void save_peft(const std::string& folder, const models::ModelConfig& config,
   const auto layers = layers_of(config, adapters);
   refuse_what_peft_drops(config, layers);
   std::map<std::string, at::Tensor> tensors;
+  Json ranks = Json::object(), alphas = Json::object();
   bool is_transposed = false;
   for (const auto& parameter : adapters) {
-    tensors[tensor_name(config, parameter.name)] = detail::narrowed(
-        whole(parameter.name, {}).detach(), dtype, parameter.name);
+    const auto place = place_of(config, parameter);
+    const int64_t rank = place.rank * place.num_parts;
+    at::Tensor& stored = tensors[place.tensor];
+    if (!stored.defined()) stored = at::zeros(place.stored_shape(rank), dtype);
+    const auto& shape = parameter.spec->layout.global_shape();
+    const auto box = place.stored_box(mesh::Box::whole(shape), rank);
+    stored.narrow(0, box.offset[0], box.size[0])
+        .narrow(1, box.offset[1], box.size[1])
+        .copy_(detail::narrowed(whole(parameter.name, {}).detach(), dtype,
+                                parameter.name));
+    if (place.num_parts > 1) {
+      ranks[place.layer] = rank;
+      alphas[place.layer] =
+          config.lora.alpha * static_cast<double>(place.num_parts);
+    }
     const size_t dot = parameter.name.rfind('.');
     is_transposed |= models::hugging_face_source(
                          config, parameter.name.substr(0, dot) + ".weight")
@@ -319,15 +296,17 @@ void save_peft(const std::string& folder, const models::ModelConfig& config,
   }
   const Json json = {{"peft_type", "LORA"},
                      {"task_type", "CAUSAL_LM"},
-                     {kBase, base},
+                     {detail::kPeftBase, base},
                      {"r", config.lora.rank},
                      {"lora_alpha", config.lora.alpha},
+                     {"rank_pattern", ranks},
+                     {"alpha_pattern", alphas},
                      {"lora_dropout", 0.0},
                      {"target_modules", layers},
                      {"bias", "none"},
                      {"fan_in_fan_out", is_transposed},
                      {"inference_mode", true}};
-  write_file_atomic(folder + kConfigFile, json.dump(2) + "\n");
+  write_file_atomic(folder + detail::kPeftConfigFile, json.dump(2) + "\n");
   write_safetensors(folder + kWeightFile, specs, {{"format", "pt"}},
                     [&](const std::string& name) { return tensors.at(name); });
   sync_path(folder);

@@ -20,11 +20,13 @@ bool is_peft_folder(const std::string& folder);
 // The model that the folder's adapters are for, as it says; "": it does not.
 std::string base_of_peft(const std::string& folder);
 
-// Rank, alpha and targets of the folder's adapters.
+// Rank, alpha and targets of the folder's adapters. A layer that this model has
+// as n layers may have n times both: see save_peft().
 models::LoraConfig read_peft_config(const std::string& folder);
 
 // That the folder has the adapters of this model, those that its configuration
-// names, of finite numbers. Needs the memory of one tensor.
+// names, of finite numbers. Needs the memory of one tensor. A warning where
+// PEFT's adapter of one layer is that of several here.
 void check_peft(const std::string& folder, models::Model& model);
 
 // Fills this rank's part of the adapters, which must be materialised.
@@ -32,12 +34,13 @@ void load_peft(const std::string& folder, models::Model& model,
                const mesh::DeviceMesh& mesh = {},
                const mesh::Coord& coord = {});
 
-// TS_CHECK_CONFIG on a family whose layers PEFT has together where Tessera has
-// several, and on adapters that PEFT would lose.
+// TS_CHECK_CONFIG on adapters that PEFT would lose.
 void check_peft_has_adapters_of(const models::ModelConfig& config);
 
 // Writes the adapters of a model beside weights in `base`, a folder or a name:
-// of those that pass this check.
+// of those that pass this check. Where the folder has one layer in place of n
+// (q, k and v; gate and up), its adapter has n times the rank and alpha, in
+// rank_pattern and alpha_pattern: what PEFT computes is the same.
 void save_peft(const std::string& folder, const models::ModelConfig& config,
                const WholeParameter& whole, const std::string& base,
                at::ScalarType dtype);

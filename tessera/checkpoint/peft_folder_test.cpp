@@ -138,8 +138,10 @@ TEST_F(PeftFolder, WhatPeftTakesForExpertsIsNotSaved) {
     const auto save = [&] {
       save_peft(
           out.path(), completed,
-          [](const std::string&, std::optional<int64_t>) {
-            return at::zeros({2, 2});
+          [](const std::string& name, std::optional<int64_t>) {
+            // q: 32 to 32, of rank 2
+            return at::zeros(name.ends_with("A") ? std::vector<int64_t>{2, 32}
+                                                 : std::vector<int64_t>{32, 2});
           },
           "model", at::kFloat);
     };

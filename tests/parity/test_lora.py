@@ -9,7 +9,7 @@ import torch
 import transformers
 from runs import checkpoint, metrics, train
 from safetensors.torch import load_file, save_file
-from test_transformers_on_meshes import CONFIGS, SP, STEPS, configuration_of, made_folder, make_model, steps_of_transformers
+from test_transformers_on_meshes import CONFIGS, MORE, SP, STEPS, configuration_of, made_folder, make_model, steps_of_transformers
 
 RANK, ALPHA = 4, 10
 TARGETS = {
@@ -284,12 +284,64 @@ def test_less_memory_is_asked_for(program, peers, tmp_path):
     assert whole / 4 < lora < 0.45 * whole
 
 
-def test_adapters_that_no_folder_of_peft_holds_are_told_at_once(program, peers, tmp_path):
-    """Of a layer that a folder has whole where there are three here."""
-    folder, _ = peers["gpt2"]
-    done = lora_run(program, folder, tmp_path, "--model.lora.rank=3")
+@pytest.mark.parametrize("name", ["gpt2", "phi3"])
+def test_layers_that_a_folder_has_whole(program, tessera, tmp_path, name):
+    """q, k and v, or gate and up: an adapter each here, whose blocks are one in PEFT's."""
+    folder = tmp_path / "from"
+    folder.mkdir()
+    made_folder(folder, make_model(CONFIGS[name](), len(name)))
+    flags = ["--model.lora.rank=3", "--model.lora.alpha=6"]
+    assert lora_run(program, folder, tmp_path, *flags).returncode == 0
+    tessera("convert", "--from", tmp_path / "run", "--to", tmp_path / "peft")
+    tessera("convert", "--from", tmp_path / "run", "--to", tmp_path / "merged", "--merge")
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        before = base(ids).logits
+        theirs = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()(ids).logits
+        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()(ids).logits
+    assert torch.allclose(theirs, merged, atol=2e-5) and not torch.allclose(theirs, before, atol=1e-2)
+    # Read again, in parts, they are as they were.
+    again = lora_run(program, folder, tmp_path / "again", f"--model.lora.from={tmp_path / 'peft'}", "--optimizer.lr=0",
+                     "--mesh.tp=2", world=2)
+    assert again.returncode == 0 and "several layers" not in again.stderr, again.stderr[-3000:]
+    tessera("convert", "--from", tmp_path / "again" / "run", "--to", tmp_path / "same")
+    one, other = adapters(tmp_path / "peft"), adapters(tmp_path / "same")
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_an_adapter_of_peft_becomes_one_of_each_part(program, tmp_path):
+    ids = made_folder(tmp_path, make_model(CONFIGS["gpt2"](), 4))
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    model = peft.get_peft_model(base, peft.LoraConfig(
+        r=6, lora_alpha=12, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True))
+    for key, parameter in model.named_parameters():
+        if "lora_B" in key:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(tmp_path / "adapters")
+    _, loss = next(steps_of_transformers(model, ids))
+    for mesh in (1, 2):
+        done = lora_run(program, tmp_path, tmp_path / str(mesh), f"--model.lora.from={tmp_path / 'adapters'}",
+                        f"--mesh.tp={mesh}", world=mesh)
+        assert done.returncode == 0 and "train one of their own, where PEFT trains one" in done.stderr, done.stderr
+        assert metrics(tmp_path / str(mesh))[0]["loss"] == pytest.approx(loss.item(), rel=2e-6)
+    config = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
+    patterns = {"rank_pattern": {"c_attn": 6}, "alpha_pattern": {"c_attn": 12}}
+    for changed, words in (({"r": 4}, ["c_attn.lora_A.weight\" is [6, 40], expected [4, 40]"]),
+                           ({"r": 2, "lora_alpha": 4, **patterns}, ["of rank 6 over all its rows", "3 layers there"]),
+                           ({"r": 2, "lora_alpha": 5, **patterns}, ["rank_pattern is {\"c_attn\":6}", "not supported"])):
+        (tmp_path / "adapters" / "adapter_config.json").write_text(json.dumps({**config, **changed}))
+        done = lora_run(program, tmp_path, tmp_path / "refused", f"--model.lora.from={tmp_path / 'adapters'}")
+        assert done.returncode == 78 and all(word in done.stderr for word in words), done.stderr
+
+
+def test_adapters_that_peft_would_lose_are_told_at_once(program, tmp_path):
+    """Of a dense layer in a model of experts."""
+    made_folder(tmp_path, make_model(CONFIGS["deepseek_v3"](), 4))
+    done = lora_run(program, tmp_path, tmp_path, "--model.lora.rank=3", *MORE["deepseek_v3"],
+                    "--model.lora.targets=[\"blocks.0.mlp.down\"]")
     assert done.returncode == 0 and "will write this run with --merge alone" in done.stderr, done.stderr
     convert = [program, "convert", "--from", tmp_path / "run", "--to"]
     refused = subprocess.run([*convert, tmp_path / "peft"], capture_output=True, text=True)
-    assert refused.returncode == 78 and "PEFT has one adapter for" in refused.stderr, refused.stderr
+    assert refused.returncode == 78 and "PEFT would take" in refused.stderr, refused.stderr
     subprocess.run([*convert, tmp_path / "merged", "--merge"], check=True, capture_output=True)
