@@ -149,10 +149,11 @@ class TrainCommand {
         .arguments = arguments,
         .restarts = restarts(arguments)};
     const auto started = std::filesystem::file_time_type::clock::now();
+    num_ranks_ = world_size;
     const auto tell = [&](int code, const std::string& message) {
       if (place.source != "none") return;
       train::note_end(
-          config_, world_size,
+          config_, num_ranks_,
           {.exit_code = code, .message = message, .started = started});
       tell_what_stays(code);
     };
@@ -215,7 +216,10 @@ class TrainCommand {
             .progress = Progress(config_, flags_.resume),
             .fewer =
                 [this](int64_t ranks, bool progressed) {
-                  return fewer_than(ranks, progressed ? "auto" : flags_.resume);
+                  const int64_t fewer =
+                      fewer_than(ranks, progressed ? "auto" : flags_.resume);
+                  if (fewer > 0) num_ranks_ = fewer;
+                  return fewer;
                 },
             .arguments = std::move(arguments)};
   }
@@ -362,6 +366,7 @@ class TrainCommand {
   // What hangs on the number of ranks is open in these.
   engine::RunConfig asked_;
   config::Provenance asked_origins_;
+  int64_t num_ranks_ = 0;  // that were started last
   std::optional<engine::DeepSpeed> deepspeed_;
 };
 

@@ -67,6 +67,18 @@ uint16_t free_port() {
   return is_bound ? ntohs(address.sin_port) : 0;
 }
 
+std::string words_of_stop(int signal, int64_t process) {
+  const std::string stopped =
+      c10::str(" is stopped, by ", detail::signal_name(signal),
+               ": the other ranks wait for it. ");
+  if (signal == SIGTTIN || signal == SIGTTOU) {
+    return stopped +
+           "It asked for the terminal, which ranks have not: give it what it "
+           "asks for by a file or its environment";
+  }
+  return c10::str(stopped, "It goes on by 'kill -CONT ", process, "'");
+}
+
 class LocalRun {
  public:
   explicit LocalRun(const LocalOptions& options)
@@ -78,7 +90,9 @@ class LocalRun {
       wait_for_events();
       keep_deadlines();
     }
-    return conclude();
+    const int code = conclude();
+    note_late_signals();
+    return code;
   }
 
  private:
@@ -98,6 +112,7 @@ class LocalRun {
   bool gives_up() const;
   void abandon();
   int conclude();
+  void note_late_signals();
 
   const LocalOptions& options_;
   detail::SignalQueue signals_;
@@ -245,19 +260,14 @@ void LocalRun::note_ends(std::vector<RankEnd> ends) {
 void LocalRun::tell_stops() {
   for (size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
-    const auto is_stopped = rank.process.take_stop();
-    if (!is_stopped || *is_stopped == rank.is_stopped) continue;
-    rank.is_stopped = *is_stopped;
+    const auto stop = rank.process.take_stop();
+    if (!stop || (*stop != 0) == rank.is_stopped) continue;
+    rank.is_stopped = *stop != 0;
     const std::string name =
         c10::str("tessera: rank ", i, " (process ", rank.process.pid(), ")");
-    show_on_screen(
-        *is_stopped
-            ? c10::str(
-                  name,
-                  " is stopped, by SIGSTOP: the other ranks wait for it. It "
-                  "goes on by 'kill -CONT ",
-                  rank.process.pid(), "'\n")
-            : name + " goes on\n");
+    const std::string words =
+        rank.is_stopped ? words_of_stop(*stop, rank.process.pid()) : " goes on";
+    show_on_screen(c10::str(name, words, "\n"));
   }
 }
 
@@ -325,10 +335,6 @@ void LocalRun::abandon() {
 
 int LocalRun::conclude() {
   abandon();
-  // What came while the last rank ended.
-  if (signals_.next() != 0 && options_.was_asked != nullptr) {
-    *options_.was_asked = true;
-  }
   for (Rank& rank : ranks_) {
     read_output(rank);
     rank.output.flush();
@@ -348,6 +354,14 @@ int LocalRun::conclude() {
   show_on_screen(detail::verdict(
       *failure_, ranks_[failure_->rank].output.last_lines(), around));
   return detail::exit_code_of(failure_->status);
+}
+
+// What came since the last rank ended.
+void LocalRun::note_late_signals() {
+  signals_.close();
+  if (signals_.next() != 0 && options_.was_asked != nullptr) {
+    *options_.was_asked = true;
+  }
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 // Failure: when a rank ends badly, the others get SIGTERM, and SIGKILL after
 //         `grace`. The first cause is the last thing on stderr: last lines,
 //         rank, host, signal or exit code, hint.
-// Stopped: a rank that is stopped (SIGSTOP) is named within a second.
+// Stopped: a rank that is stopped, as by SIGSTOP, is named within a second.
 // Signals: SIGTERM, SIGINT, SIGHUP (as SIGTERM) and SIGUSR1 are passed on once,
 //         for as long as the ranks take to write a checkpoint; a second one
 //         ends all at once.

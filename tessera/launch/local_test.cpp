@@ -462,6 +462,30 @@ TEST_F(Local, AStoppedRankIsNamedAtOnce) {
                               "for it. It goes on by 'kill -CONT "));
 }
 
+TEST_F(Local, ARankThatAsksForATerminalIsToldThatThereIsNone) {
+  const auto options = shell(1, R"(
+    (sleep 1; kill -CONT $$) & kill -TTIN $$; exit 0)");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run_local(options), 0);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("is stopped, by SIGTTIN"),
+                    HasSubstr("the terminal, which ranks have not")));
+}
+
+// Who starts a launcher may ignore it: the kernel keeps no end of a child then.
+TEST_F(Local, EndsAreKnownWhereSigchldIsIgnored) {
+  struct sigaction ignored{}, before{}, found{};
+  ignored.sa_handler = SIG_IGN;
+  sigaction(SIGCHLD, &ignored, &before);
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run_local(shell(2, "sleep 0.2; exit 3")), 3);
+  EXPECT_EQ(run_local(shell(1, "kill -9 $$")), 128 + SIGKILL);
+  EXPECT_EQ(run_local(shell(1, "sh -c 'exit 5'; exit $?")), 5);
+  ::testing::internal::GetCapturedStderr();
+  sigaction(SIGCHLD, &before, &found);
+  EXPECT_EQ(found.sa_handler, SIG_IGN);
+}
+
 TEST_F(Local, ARankThatFloodsStderrDoesNotHoldUpTheOthers) {
   const auto options = shell(2, R"(
     if [ "$TESSERA_RANK" = 0 ]; then exec yes warning >&2; fi

@@ -205,24 +205,30 @@ void RankProcess::send(int signal) const {
   if (signal != SIGKILL) kill(-pid_, SIGCONT);
 }
 
-std::optional<bool> RankProcess::take_stop() const {
+std::optional<int> RankProcess::take_stop() const {
   siginfo_t info{};
   constexpr int kHow = WSTOPPED | WCONTINUED | WNOHANG;
   if (!running() || waitid(P_PID, static_cast<id_t>(pid_), &info, kHow) != 0 ||
       info.si_pid == 0) {
     return std::nullopt;
   }
-  return info.si_code != CLD_CONTINUED;
+  return info.si_code == CLD_CONTINUED ? 0 : info.si_status;
 }
 
 int RankProcess::reap() {
   // While the leader is not reaped, its number cannot name another group.
   kill(-pid_, SIGKILL);
   int status = 0;
-  while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
-  }
-  pid_ = -1;
+  pid_t ended = 0;
+  do {
+    ended = waitpid(pid_, &status, 0);
+  } while (ended < 0 && errno == EINTR);
+  const int error = errno;
+  const pid_t pid = std::exchange(pid_, -1);
   pidfd_ = Fd();
+  TS_CHECK(ended == pid, "launch: how process ", pid,
+           " ended is not known: ", std::strerror(error),
+           ". Something else in this program waits for its children.");
   return status;
 }
 

@@ -44,9 +44,9 @@ class RankProcess {
   Fd& stderr_pipe() { return stderr_; }       // not blocking
 
   void send(int signal) const;  // to the rank and all that it started
-  // Whether it was stopped since this was asked last (SIGSTOP), or goes on;
-  // nothing where it is as it was.
-  std::optional<bool> take_stop() const;
+  // By which signal it was stopped since this was asked last, or 0: it goes on.
+  // Nothing where it is as it was.
+  std::optional<int> take_stop() const;
   // REQUIRES: pidfd() is readable. The status of waitpid(2). What the rank left
   // running is killed.
   int reap();

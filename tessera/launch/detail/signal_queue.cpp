@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "tessera/core/error.h"
 
@@ -35,13 +36,20 @@ SignalQueue::SignalQueue() {
     take(signal, &on_signal);
   }
   take(SIGPIPE, SIG_IGN);
+  struct sigaction plain{};
+  plain.sa_handler = SIG_DFL;
+  sigaction(SIGCHLD, &plain, &before_[SIGCHLD]);
 }
 
 SignalQueue::~SignalQueue() {
-  for (const auto& [signal, action] : before_) {
+  close();
+  write_fd = -1;
+}
+
+void SignalQueue::close() {
+  for (const auto& [signal, action] : std::exchange(before_, {})) {
     sigaction(signal, &action, nullptr);
   }
-  write_fd = -1;
 }
 
 int SignalQueue::next() const {

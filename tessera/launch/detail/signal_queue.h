@@ -2,7 +2,8 @@
 //
 // SIGTERM, SIGINT, SIGHUP and SIGUSR1, less those that were ignored (nohup), go
 // into the queue while it lives; SIGPIPE is ignored, as a reader of stderr may
-// leave. Handlers, not a mask: a thread of a library that does not block a
+// leave, and SIGCHLD is not: how a child ended would be nobody's to ask, and who
+// starts a launcher may leave it ignored. Handlers, not a mask: a thread of a library that does not block a
 // signal would take it, and the process would end.
 // Threads: one queue a process.
 #pragma once
@@ -17,12 +18,14 @@ namespace tessera::launch::detail {
 class SignalQueue {
  public:
   SignalQueue();
-  ~SignalQueue();  // gives the signals back
+  ~SignalQueue();
   SignalQueue(const SignalQueue&) = delete;
   SignalQueue& operator=(const SignalQueue&) = delete;
 
   int fd() const { return read_end_.get(); }
   int next() const;  // the next signal that came in, 0 when there is none
+  // Gives the signals back: from then on none comes in.
+  void close();
 
  private:
   void take(int signal, void (*handler)(int));
