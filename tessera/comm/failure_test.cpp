@@ -157,6 +157,52 @@ TEST(Failure, OfAMessageThatIsHalfMoved) {
   }
 }
 
+// Nor a collective: who waits for it is told once the rank counts as lost.
+TEST(Failure, OfACollectiveThatIsHalfMoved) {
+  for (const bool dies : {false, true}) {
+    const CommunicatorOptions options{.backend = "gloo",
+                                      .world_size = 2,
+                                      .local_world_size = 2,
+                                      .silence = std::chrono::seconds(2)};
+    const auto ends = testing::fork_ranks(options, [&](Communicator& c) {
+      at::Tensor large = at::empty({64 << 20}, at::kByte);
+      at::Tensor lost = at::full({1}, int64_t{getpid()});
+      c.world().broadcast(lost, 1).wait();
+      if (c.rank() == 1) {
+        const Work moved = c.world().broadcast(large, 0);
+        usleep(100'000);  // it is awaited by then
+        raise(SIGSTOP);
+      }
+      wait_until_stopped(lost.item<int64_t>());
+      Work moved = c.world().broadcast(large, 0);
+      usleep(100'000);
+      const auto process = static_cast<pid_t>(lost.item<int64_t>());
+      if (dies) kill(process, SIGKILL);
+      const std::string said = failure_of([&] { moved.wait(); });
+      kill(process, SIGKILL);
+      EXPECT_THAT(said, AllOf(HasSubstr("broadcast #2 from rank 0"),
+                              HasSubstr(dies ? "has been dead for 2 s"
+                                             : "has been stopped for 2 s"),
+                              Not(HasSubstr("imed out"))));
+    });
+    EXPECT_EQ(ends[0].exit_code, 0) << ends[0].message;
+  }
+}
+
+// The largest tag is that of a message which tells when a line closes.
+TEST(Failure, GlooRefusesTheLargestTag) {
+  run_threads(2, "gloo", [](Communicator& c) {
+    EXPECT_THAT(failure_of([&] {
+                  c.world().send(at::ones({4}), 1 - c.rank(), INT32_MAX);
+                }),
+                HasSubstr("Use a smaller one"));
+    at::Tensor t = at::ones({4});
+    constexpr int64_t kTag = INT32_MAX - 1;
+    if (c.rank() == 0) c.world().send(t, 1, kTag).wait();
+    if (c.rank() == 1) c.world().recv(t, 0, kTag).wait();
+  });
+}
+
 // As PyTorch's: the collectives of a group are compared before they begin.
 TEST(DebugMode, NamesBothRanksThatDiffer) {
   setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL", 1);

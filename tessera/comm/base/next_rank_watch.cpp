@@ -13,7 +13,14 @@
 namespace tessera::comm {
 namespace {
 
+// In place of a beat.
 constexpr const char* kLeft = "left";
+constexpr const char* kFailed = "failed";
+// For so many seconds.
+const std::string kIsSilent = "has given no sign of life";
+const std::string kIsStopped = "has been stopped";
+const std::string kHasDied = "has been dead";
+const std::string kHasFailed = "has been gone, having failed,";
 
 std::string beat_key(int64_t rank) { return c10::str("beat-", rank); }
 
@@ -60,32 +67,42 @@ void NextRankWatch::beat(c10d::Store& store) {
   store.set(beat_key(rank_), std::to_string(++beats_));
 }
 
-bool NextRankWatch::is_silent_there(c10d::Store& store) {
+std::string NextRankWatch::ailment_there(c10d::Store& store) {
   const std::string key = beat_key(next_rank_);
-  if (!store.check({key})) return false;  // it does not beat
+  if (!store.check({key})) return "";  // it does not beat
   const std::string beat = store.get_to_str(key);
   const bool is_news = beat != std::exchange(heard_, beat);
-  return !is_news && beat != kLeft;
+  if (is_news || beat == kLeft) return "";
+  return beat == kFailed ? kHasFailed : kIsSilent;
+}
+
+std::string NextRankWatch::ailment(c10d::Store* store) {
+  if (is_elsewhere(next_)) {
+    return store != nullptr ? ailment_there(*store) : "";
+  }
+  if (next_->pid == ::getpid()) return "";  // a thread
+  if (is_stopped(*next_)) return kIsStopped;
+  if (store == nullptr || !is_gone(*next_)) return "";
+  const std::string key = beat_key(next_rank_);
+  const std::string said = store->check({key}) ? store->get_to_str(key) : "";
+  if (said == kLeft) return "";
+  return said == kFailed ? kHasFailed : kHasDied;
 }
 
 std::string NextRankWatch::look(c10d::Store* store) {
   if (!next_ && store != nullptr) next_ = find(*store, next_rank_);
   if (!next_) return "";
-  const bool is_there = is_elsewhere(next_);
-  if (is_there && store == nullptr) return "";
-  if (!is_there && next_->pid == ::getpid()) return "";  // a thread
-  const bool is_silent =
-      is_there ? is_silent_there(*store) : is_stopped(*next_);
-  silent_ = is_silent ? silent_ + 1 : 0;
+  const std::string ailment = this->ailment(store);
+  silent_ = ailment.empty() ? 0 : silent_ + 1;
   if (silent_ < most_) return "";
   return c10::str(
       "rank ", next_rank_, " (pid ", next_->pid, " on ", next_->host, ") ",
-      is_there ? "has given no sign of life" : "has been stopped", " for ",
-      silent_, " s", is_there ? ": it is stopped, or its host cut off" : "");
+      ailment, " for ", silent_, " s",
+      ailment == kIsSilent ? ": it is stopped, or its host cut off" : "");
 }
 
-void NextRankWatch::leave(c10d::Store& store) const {
-  if (!before_ || is_elsewhere(before_)) store.set(beat_key(rank_), kLeft);
+void NextRankWatch::leave(c10d::Store& store, bool failed) const {
+  store.set(beat_key(rank_), failed ? kFailed : kLeft);
 }
 
 }  // namespace tessera::comm

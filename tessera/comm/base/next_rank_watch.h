@@ -1,13 +1,15 @@
 // Whether the rank behind this one still lives.
 //
 // Ranks are a ring, each watched by the one before it. On one host that looks
-// whether the process is stopped, by its number; between hosts the one that is
-// watched sets a key again and again, whatever its program is doing. What has
-// ended is the launcher's to tell, and that of the lines that close with it.
+// whether the process is stopped, or gone, by its number; between hosts the one
+// that is watched sets a key again and again, whatever its program is doing.
+// A rank that ends says how. The launcher, and the lines that close with it, may
+// tell earlier of one that has died or failed: here it counts as any other that
+// is silent.
 //
-// Comm: three keys when it begins; one that the first rank of a host sets at
-//       every beat(), and the last rank of the host before reads at every
-//       look().
+// Comm: three keys when it begins, one when it ends; one that the first rank of
+//       a host sets at every beat(), and the last rank of the host before reads
+//       at every look().
 // Time: counted in looks, so that none passes while this process is stopped
 //       itself, as by a batch system that suspends a job.
 #pragma once
@@ -39,14 +41,16 @@ class NextRankWatch {
   // Tells who watches this rank that it lives. More often than looks are.
   void beat(c10d::Store& store);
   // Why the next rank counts as lost; "": it does not. Without a store that
-  // answers a rank of this host alone is looked at.
+  // answers it alone is told that a rank of this host is stopped.
   std::string look(c10d::Store* store);
-  // This rank ends: nobody misses it.
-  void leave(c10d::Store& store) const;
+  // This rank ends: nobody misses it, unless it `failed`.
+  void leave(c10d::Store& store, bool failed) const;
 
  private:
   bool is_elsewhere(const std::optional<Whereabouts>& where) const;
-  bool is_silent_there(c10d::Store& store);
+  // What is wrong with the next rank; "": nothing.
+  std::string ailment(c10d::Store* store);
+  std::string ailment_there(c10d::Store& store);
 
   const int64_t rank_, next_rank_, rank_before_;
   const int64_t most_;

@@ -57,7 +57,7 @@ TEST_F(NextRankWatchTest, OneThatIsStoppedBeforeItsFirstSignOfLife) {
 TEST_F(NextRankWatchTest, NobodyMissesOneThatEndsBeforeItHasGivenAny) {
   NextRankWatch other(1, 2, 3);
   other.begin(*store_);
-  other.leave(*store_);
+  other.leave(*store_, /*failed=*/false);
   for (int i = 0; i < 9; ++i) EXPECT_EQ(look(), "");
 }
 
@@ -68,7 +68,7 @@ TEST_F(NextRankWatchTest, NobodyMissesOneThatHasLeft) {
   EXPECT_EQ(store_->get_to_str("beat-1"), "1");
   other.beat(*store_);
   EXPECT_EQ(store_->get_to_str("beat-1"), "2");
-  other.leave(*store_);
+  other.leave(*store_, /*failed=*/false);
   for (int i = 0; i < 9; ++i) EXPECT_EQ(look(), "");
 }
 
@@ -92,8 +92,26 @@ TEST_F(NextRankWatchTest, AProcessOfThisHostThatIsStopped) {
   ::kill(child, SIGCONT);
   ::waitpid(child, nullptr, WCONTINUED);
   EXPECT_EQ(look(), "");
+  // One that has died is missed once it is gone from the host's processes, or
+  // waits there for its parent, unless it said that it would leave.
   ::kill(child, SIGKILL);
+  siginfo_t ended{};
+  ::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(look(), "");
+  EXPECT_THAT(look(), HasSubstr("has been dead for 3 s"));
   ::waitpid(child, nullptr, 0);
+  EXPECT_THAT(look(), HasSubstr("has been dead for 4 s"));
+  EXPECT_EQ(watch_.look(nullptr), "");  // it may have left well
+  set("beat-1", "left");
+  EXPECT_EQ(look(), "");
+}
+
+TEST_F(NextRankWatchTest, OneThatFailedAndEnded) {
+  NextRankWatch other(1, 2, 3);
+  other.begin(*store_);
+  other.leave(*store_, /*failed=*/true);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(look(), "");
+  EXPECT_THAT(look(), HasSubstr("has been gone, having failed, for 3 s"));
 }
 
 }  // namespace

@@ -262,12 +262,15 @@ bool is_stopped(const Whereabouts& where) {
   return process_state(where.pid) == 'T';
 }
 
+bool is_gone(const Whereabouts& where) {
+  const auto state = process_state(where.pid);
+  return !state || *state == 'Z' || *state == 'X';
+}
+
 std::optional<std::string> fate_of(const Whereabouts& where) {
   if (where.space != process_space()) return std::nullopt;
+  if (is_gone(where)) return "has died" + text_of(where);
   const auto state = process_state(where.pid);
-  if (!state || *state == 'Z' || *state == 'X') {
-    return "has died" + text_of(where);
-  }
   if (*state == 'T' || *state == 't') {
     return "is stopped" + text_of(where) + ", by a signal or a debugger";
   }

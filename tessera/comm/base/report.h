@@ -61,8 +61,10 @@ std::string verdict_on(const Question& question,
                        const std::map<int64_t, RankReport>& reports,
                        const std::map<int64_t, Whereabouts>& whereabouts);
 
-// By a signal, and no debugger. Of a process on this host.
+// Of a process on this host: stopped by a signal, and no debugger; and ended,
+// also where nobody has asked how.
 bool is_stopped(const Whereabouts& where);
+bool is_gone(const Whereabouts& where);
 
 // "is stopped (pid 7 on host), by a signal or a debugger", "has died ...";
 // nullopt where it cannot be told, or is neither.

@@ -243,9 +243,10 @@ void Sentinel::State::ask_store() {
     });
   }
   const bool leaves = watches() && store && !store_is_silent;
+  const bool failed = failed_at.has_value();
   lock.unlock();
   try {
-    if (leaves) next_rank.leave(*store);
+    if (leaves) next_rank.leave(*store, failed);
   } catch (const std::exception& error) {
     log::debug("the store does not answer: ", message_of(error));
   }
