@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "tessera/core/hash.h"
@@ -17,10 +18,10 @@ namespace {
 constexpr const char* kLeft = "left";
 constexpr const char* kFailed = "failed";
 // For so many seconds.
-const std::string kIsSilent = "has given no sign of life";
-const std::string kIsStopped = "has been stopped";
-const std::string kHasDied = "has been dead";
-const std::string kHasFailed = "has been gone, having failed,";
+constexpr std::string_view kIsSilent = "has given no sign of life";
+constexpr std::string_view kIsStopped = "has been stopped";
+constexpr std::string_view kHasDied = "has been dead";
+constexpr std::string_view kHasFailed = "has been gone, having failed,";
 
 std::string beat_key(int64_t rank) { return c10::str("beat-", rank); }
 
@@ -67,7 +68,7 @@ void NextRankWatch::beat(c10d::Store& store) {
   store.set(beat_key(rank_), std::to_string(++beats_));
 }
 
-std::string NextRankWatch::ailment_there(c10d::Store& store) {
+std::string_view NextRankWatch::ailment_there(c10d::Store& store) {
   const std::string key = beat_key(next_rank_);
   if (!store.check({key})) return "";  // it does not beat
   const std::string beat = store.get_to_str(key);
@@ -76,7 +77,7 @@ std::string NextRankWatch::ailment_there(c10d::Store& store) {
   return beat == kFailed ? kHasFailed : kIsSilent;
 }
 
-std::string NextRankWatch::ailment(c10d::Store* store) {
+std::string_view NextRankWatch::ailment_now(c10d::Store* store) {
   if (is_elsewhere(next_)) {
     return store != nullptr ? ailment_there(*store) : "";
   }
@@ -92,7 +93,7 @@ std::string NextRankWatch::ailment(c10d::Store* store) {
 std::string NextRankWatch::look(c10d::Store* store) {
   if (!next_ && store != nullptr) next_ = find(*store, next_rank_);
   if (!next_) return "";
-  const std::string ailment = this->ailment(store);
+  const std::string_view ailment = ailment_now(store);
   silent_ = ailment.empty() ? 0 : silent_ + 1;
   if (silent_ < most_) return "";
   return c10::str(

@@ -3,9 +3,9 @@
 // Ranks are a ring, each watched by the one before it. On one host that looks
 // whether the process is stopped, or gone, by its number; between hosts the one
 // that is watched sets a key again and again, whatever its program is doing.
-// A rank that ends says how. The launcher, and the lines that close with it, may
-// tell earlier of one that has died or failed: here it counts as any other that
-// is silent.
+// A rank that ends says how. The launcher, and the lines that close with it,
+// may tell earlier of one that has died or failed: here it counts as any other
+// that is silent.
 //
 // Comm: three keys when it begins, one when it ends; one that the first rank of
 //       a host sets at every beat(), and the last rank of the host before reads
@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "tessera/comm/base/report.h"
 
@@ -49,8 +50,8 @@ class NextRankWatch {
  private:
   bool is_elsewhere(const std::optional<Whereabouts>& where) const;
   // What is wrong with the next rank; "": nothing.
-  std::string ailment(c10d::Store* store);
-  std::string ailment_there(c10d::Store& store);
+  std::string_view ailment_now(c10d::Store* store);
+  std::string_view ailment_there(c10d::Store& store);
 
   const int64_t rank_, next_rank_, rank_before_;
   const int64_t most_;

@@ -60,9 +60,7 @@ class GlooBackend : public c10d::Backend {
   ~GlooBackend() override {
     messages_->close();
     // Its thread would be waited for until the time is out.
-    if (collectives_->is_held_up()) {
-      keep_for_ever(new c10::intrusive_ptr(group_));
-    }
+    if (collectives_->is_held_up()) keep_for_ever(group_.release());
   }
 
   const std::string getBackendName() const override { return "gloo"; }

@@ -1,10 +1,10 @@
 // The signals that stop a launcher, as a pipe to be polled.
 //
 // SIGTERM, SIGINT, SIGHUP and SIGUSR1, less those that were ignored (nohup), go
-// into the queue while it lives; SIGPIPE is ignored, as a reader of stderr may
-// leave, and SIGCHLD is not: how a child ended would be nobody's to ask, and who
-// starts a launcher may leave it ignored. Handlers, not a mask: a thread of a library that does not block a
-// signal would take it, and the process would end.
+// into the queue while it lives. Handlers, not a mask: a thread of a library
+// that does not block a signal would take it, and the process would end.
+// SIGPIPE is ignored meanwhile, for a reader of stderr may go. SIGCHLD has its
+// default, also where it was ignored: the kernel would keep no end of a child.
 // Threads: one queue a process.
 #pragma once
 
