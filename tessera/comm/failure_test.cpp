@@ -10,12 +10,14 @@
 #include <future>
 #include <memory>
 #include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <vector>
 
 #include "tessera/comm/base/next_rank_watch.h"
 #include "tessera/comm/base/report.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tests/support/failure_of.h"
 #include "tests/support/ranks.h"
 
@@ -186,6 +188,35 @@ TEST(Failure, OfACollectiveThatIsHalfMoved) {
                               Not(HasSubstr("imed out"))));
     });
     EXPECT_EQ(ends[0].exit_code, 0) << ends[0].message;
+  }
+}
+
+// A rank that has done its part waits, as it closes, for what it has sent.
+TEST(Failure, OfARankThatIsWaitedForAtTheEnd) {
+  for (const char* backend : {"shm", "gloo"}) {
+    const CommunicatorOptions options{.backend = backend,
+                                      .world_size = 2,
+                                      .local_world_size = 2,
+                                      .timeout = std::chrono::minutes(10),
+                                      .silence = std::chrono::seconds(2)};
+    const TemporaryFolder folder;
+    const auto ends = testing::fork_ranks(options, [&](Communicator& c) {
+      CommunicatorOptions own = options;
+      own.rank = c.rank();
+      own.store = c10::make_intrusive<c10d::FileStore>(folder.file("store"), 2);
+      auto closed = make_communicator(own);
+      at::Tensor process = at::full({1}, int64_t{getpid()});
+      c.world().broadcast(process, 1).wait();
+      if (c.rank() == 1) {
+        raise(SIGSTOP);
+        _exit(0);
+      }
+      wait_until_stopped(process.item<int64_t>());
+      closed->world().send(at::empty({64 << 20}, at::kByte), 1);
+      closed.reset();
+      kill(static_cast<pid_t>(process.item<int64_t>()), SIGKILL);
+    });
+    EXPECT_EQ(ends[1].signal, SIGKILL);
   }
 }
 

@@ -79,6 +79,7 @@ class Flat : public BlockingCollectives {
     return inner_.backend->recv(tensors, peer, tag);
   }
   void fail(const std::string& why) override { inner_.fail(why); }
+  void close() override { inner_.close(); }
 
  private:
   Algorithm choose(Verb verb, const at::Tensor& larger) const {

@@ -56,6 +56,10 @@ class Hierarchical : public BlockingCollectives {
     inside_.fail(why);
     across_.fail(why);
   }
+  void close() override {
+    inside_.close();
+    across_.close();
+  }
 
  private:
   void all_reduce_by_parts(const at::Tensor& tensor, ReduceOp op);

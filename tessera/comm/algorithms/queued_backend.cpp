@@ -39,6 +39,10 @@ class QueuedBackend : public c10d::Backend {
     return collectives_->name();
   }
   void fail(const std::string& why) { collectives_->fail(why); }
+  void close() {
+    worker_->close();
+    collectives_->close();
+  }
 
   Pending allreduce(Tensors& tensors,
                     const c10d::AllreduceOptions& options) override {
@@ -119,7 +123,8 @@ Connection make_queued(int rank, int size,
   auto backend =
       c10::make_intrusive<QueuedBackend>(rank, size, std::move(collectives));
   return {.backend = backend,
-          .fail = [backend](const std::string& why) { backend->fail(why); }};
+          .fail = [backend](const std::string& why) { backend->fail(why); },
+          .close = [backend] { backend->close(); }};
 }
 
 }  // namespace tessera::comm::algorithms

@@ -39,6 +39,8 @@ class BlockingCollectives {
   virtual Message recv(std::vector<at::Tensor>& tensors, int peer, int tag) = 0;
   // From any thread: makes what is pending fail, here and on the peers.
   virtual void fail(const std::string& why) = 0;
+  // See Connection::close.
+  virtual void close() = 0;
 };
 
 Connection make_queued(int rank, int size,

@@ -187,6 +187,8 @@ std::string BackendGroup::flight_record() const {
 
 void BackendGroup::fail(const std::string& why) { connection_.fail(why); }
 
+void BackendGroup::close() { connection_.close(); }
+
 std::function<GroupReport()> BackendGroup::reporter() const {
   return [state = state_] { return state->report(); };
 }

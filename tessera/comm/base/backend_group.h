@@ -22,6 +22,9 @@ struct Connection {
   c10::intrusive_ptr<c10d::Backend> backend;
   // Makes what is pending fail, here and on the peers where the backend can.
   std::function<void(const std::string& why)> fail = [](const std::string&) {};
+  // Waits for what is pending, as the backend's end does, while it can still
+  // fail. REQUIRES: nothing is called behind it.
+  std::function<void()> close = [] {};
   // Whether its own errors name the peers that are dead or missing.
   bool names_peers = false;
   // Whether it carries tensors of any device, and not the CPU's alone.
@@ -94,6 +97,8 @@ class BackendGroup : public Group {
   std::string flight_record() const override;
 
   void fail(const std::string& why);
+  // See Connection::close.
+  void close();
   // Of its last operations; for any thread.
   std::function<GroupReport()> reporter() const;
 

@@ -137,6 +137,7 @@ class BackendCommunicator : public FailableCommunicator {
       fail("it ended with an exception");
     }
     while (!groups_.empty()) {
+      groups_.back()->close();  // while it hears of ranks that are lost
       std::unique_ptr<BackendGroup> last;
       const std::lock_guard lock(groups_mutex_);
       last = std::move(groups_.back());
@@ -451,6 +452,7 @@ class BackendCommunicator : public FailableCommunicator {
                                           .timeout = options_.timeout});
     return {.backend = shm,
             .fail = [shm](const std::string& why) { shm->fail(why); },
+            .close = [shm] { shm->close(); },
             .names_peers = true,
             .empty = shm::empty_registered};
   }

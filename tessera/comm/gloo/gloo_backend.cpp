@@ -58,7 +58,7 @@ class GlooBackend : public c10d::Backend {
 
   // Sends that nobody awaited are delivered, unless their peer is gone.
   ~GlooBackend() override {
-    messages_->close();
+    close();
     // Its thread would be waited for until the time is out.
     if (collectives_->is_held_up()) keep_for_ever(group_.release());
   }
@@ -146,6 +146,11 @@ class GlooBackend : public c10d::Backend {
                   tensors);
   }
 
+  void close() {
+    messages_->close();
+    collectives_->wait();
+  }
+
   // Gloo has no word for it, but closes all connections of a group when one of
   // its messages comes too late: wait a moment for one that never comes. A peer
   // whose connection is closed already fails at once, and closes no other.
@@ -230,7 +235,8 @@ Connection make_gloo_backend(Rendezvous rendezvous,
     group->barrier()->wait();
     auto backend = c10::make_intrusive<GlooBackend>(std::move(group));
     return {.backend = backend,
-            .fail = [backend](const std::string& why) { backend->fail(why); }};
+            .fail = [backend](const std::string& why) { backend->fail(why); },
+            .close = [backend] { backend->close(); }};
   } catch (const std::exception& error) {
     TS_CHECK_REACH(false, "gloo on ", options.address,
                    " did not connect to its ", options.size - 1,

@@ -61,6 +61,12 @@ void OpenCollectives::fail(const std::string& why) {
     open = std::exchange(open_, {});
   }
   for (const auto& each : open) each.second->complete(failure);
+  ended_.notify_all();
+}
+
+void OpenCollectives::wait() {
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [&] { return open_.empty(); });
 }
 
 bool OpenCollectives::is_held_up() const {
@@ -71,6 +77,7 @@ bool OpenCollectives::is_held_up() const {
 c10::intrusive_ptr<PendingWork> OpenCollectives::take(const PendingWork& work) {
   const std::lock_guard lock(mutex_);
   --num_unended_;
+  ended_.notify_all();
   const auto found = open_.extract(&work);
   return found ? found.mapped() : c10::intrusive_ptr<PendingWork>();
 }

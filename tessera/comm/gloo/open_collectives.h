@@ -6,6 +6,7 @@
 // Threads: any. What is kept lives as long as Gloo may end it.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -29,6 +30,8 @@ class OpenCollectives : public std::enable_shared_from_this<OpenCollectives> {
       std::function<void()> then = {});
   // All that are open fail, and those that come later.
   void fail(const std::string& why);
+  // Until none is open.
+  void wait();
   // Gloo has some to do still that have failed here.
   bool is_held_up() const;
 
@@ -37,6 +40,7 @@ class OpenCollectives : public std::enable_shared_from_this<OpenCollectives> {
   c10::intrusive_ptr<PendingWork> take(const PendingWork& work);
 
   mutable std::mutex mutex_;
+  std::condition_variable ended_;
   std::map<const PendingWork*, c10::intrusive_ptr<PendingWork>> open_;
   int64_t num_unended_ = 0;  // by Gloo
   std::exception_ptr failure_;

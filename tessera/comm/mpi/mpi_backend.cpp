@@ -240,7 +240,8 @@ Connection connect(Rendezvous rendezvous, const Place& place) {
       Channel::open(place.ranks, name, place.timeout, place.largest_count);
   return {.backend = c10::make_intrusive<MpiBackend>(place, channel,
                                                      world.largest_tag),
-          .fail = [channel](const std::string& why) { channel->fail(why); }};
+          .fail = [channel](const std::string& why) { channel->fail(why); },
+          .close = [channel] { channel->wait(); }};
 }
 
 }  // namespace tessera::comm::mpi

@@ -60,7 +60,7 @@ void Channel::fail(const std::string& why) {
   });
 }
 
-void Channel::close() {
+void Channel::wait() {
   Progress& progress = Progress::of_process();
   const auto is_idle = [&] {
     bool idle = true;
@@ -68,6 +68,11 @@ void Channel::close() {
     return idle;
   };
   while (!is_idle()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+void Channel::close() {
+  wait();
+  Progress& progress = Progress::of_process();
   progress.call([&] {
     comm_.reset();
     --progress.open_channels_;

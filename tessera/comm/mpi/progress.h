@@ -13,7 +13,7 @@
 //          word to MPI, and mpirun ends the others; its exit code is this
 //          process's own. A program that started MPI has it for itself once its
 //          channels are closed.
-// Threads: submit(), fail() and close() from any; the rest on the thread.
+// Threads: submit(), fail(), wait() and close() from any; the rest on its own.
 #pragma once
 
 #include <condition_variable>
@@ -56,7 +56,9 @@ class Channel : public std::enable_shared_from_this<Channel> {
   void submit(Job job);
   // Makes what is pending, and all that comes, fail for this reason.
   void fail(const std::string& why);
-  // Waits for what is pending, then frees the communicators.
+  // For what is pending.
+  void wait();
+  // Waits, then frees the communicators.
   void close();
 
  private:

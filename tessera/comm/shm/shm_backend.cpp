@@ -18,7 +18,9 @@ ShmBackend::ShmBackend(Rendezvous rendezvous, Place place)
       worker_(std::make_shared<Worker>(
           [this](const std::string& why) { fail(why); })) {}
 
-ShmBackend::~ShmBackend() {
+ShmBackend::~ShmBackend() { close(); }
+
+void ShmBackend::close() {
   worker_->close();
   messages_->close();
 }

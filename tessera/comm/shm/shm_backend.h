@@ -41,6 +41,8 @@ class ShmBackend : public C10dForms {
   at::Tensor allocateTensor(long numel, at::TensorOptions options) override;
   // Fails what is pending here and on the peers, for this reason.
   void fail(const std::string& why);
+  // Waits for what is pending; nothing is called behind it.
+  void close();
 
   using Tensors = std::vector<at::Tensor>;
   using Pending = c10::intrusive_ptr<c10d::Work>;
