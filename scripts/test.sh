@@ -50,7 +50,7 @@ consumer() { bash scripts/check_install.sh "$build" "$build/consumer"; }
 # into Gloo, and not beyond a fork.
 under_sanitizer() {
   TESSERA_PRESET=$1 ./dev build core_test mesh_test comm_test comm_slow_test checkpoint_test || return
-  [[ $1 != tsan ]] || export GTEST_FILTER='-*processes*:*Process*:*gloo*:*Gloo*:*Killed*:*Died*:*NoPidfds:Verdict*'
+  [[ $1 != tsan ]] || export GTEST_FILTER='-*processes*:*Process*:*gloo*:*Gloo*:*Killed*:*Died*:*NoPidfds:Verdict*:LostRank*'
   TSAN_OPTIONS=suppressions=$PWD/tests/sanitizers/tsan.supp \
     UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
     ctest --test-dir "build/$1" -R '^(core|mesh|comm|comm_slow|checkpoint)_test(_2)?$' --output-on-failure --no-tests=error

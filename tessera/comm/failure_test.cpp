@@ -10,14 +10,10 @@
 #include <future>
 #include <memory>
 #include <thread>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <vector>
 
-#include "tessera/comm/base/next_rank_watch.h"
-#include "tessera/comm/base/report.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 #include "tests/support/failure_of.h"
 #include "tests/support/ranks.h"
 
@@ -120,103 +116,6 @@ TEST(Failure, ReceiverNamesTheRankThatDiedWithItsMessage) {
                 AllOf(HasSubstr("recv #"), HasSubstr("rank 1 (pid "),
                       HasSubstr("has died")))
         << "registered: " << registered;
-  }
-}
-
-void wait_until_stopped(int64_t process) {
-  Whereabouts where = whereabouts_of(whereabouts_here());
-  where.pid = process;
-  while (!is_stopped(where)) usleep(1000);
-}
-
-// Gloo never ends a message that it had begun when its peer's line closed.
-TEST(Failure, OfAMessageThatIsHalfMoved) {
-  for (const bool receives : {false, true}) {
-    const auto ends = testing::fork_ranks(2, "gloo", [&](Communicator& c) {
-      at::Tensor large = at::empty({64 << 20}, at::kByte);
-      Work moved;
-      const bool is_killed = c.rank() == 1;
-      const bool is_receiver = is_killed != receives;
-      if (is_receiver) moved = c.world().recv(large, 1 - c.rank());
-      at::Tensor killed = at::full({1}, int64_t{getpid()});
-      c.world().broadcast(killed, 1).wait();
-      if (!is_killed && !is_receiver) {
-        wait_until_stopped(killed.item<int64_t>());
-      }
-      if (!is_receiver) moved = c.world().send(large, 1 - c.rank());
-      if (is_killed) raise(SIGSTOP);
-      wait_until_stopped(killed.item<int64_t>());
-      usleep(200'000);  // the line is full by then, or empty
-      kill(static_cast<pid_t>(killed.item<int64_t>()), SIGKILL);
-      moved.wait();
-    });
-    EXPECT_EQ(ends[1].signal, SIGKILL);
-    EXPECT_EQ(ends[0].exit_code, 1);
-    EXPECT_THAT(ends[0].message,
-                AllOf(HasSubstr(receives ? "recv #1 from" : "send #1 to"),
-                      HasSubstr("rank 1 tag 0"), HasSubstr("closed by peer"),
-                      Not(HasSubstr("imed out"))));
-  }
-}
-
-// Nor a collective: who waits for it is told once the rank counts as lost.
-TEST(Failure, OfACollectiveThatIsHalfMoved) {
-  for (const bool dies : {false, true}) {
-    const CommunicatorOptions options{.backend = "gloo",
-                                      .world_size = 2,
-                                      .local_world_size = 2,
-                                      .silence = std::chrono::seconds(2)};
-    const auto ends = testing::fork_ranks(options, [&](Communicator& c) {
-      at::Tensor large = at::empty({64 << 20}, at::kByte);
-      at::Tensor lost = at::full({1}, int64_t{getpid()});
-      c.world().broadcast(lost, 1).wait();
-      if (c.rank() == 1) {
-        const Work moved = c.world().broadcast(large, 0);
-        usleep(100'000);  // it is awaited by then
-        raise(SIGSTOP);
-      }
-      wait_until_stopped(lost.item<int64_t>());
-      Work moved = c.world().broadcast(large, 0);
-      usleep(100'000);
-      const auto process = static_cast<pid_t>(lost.item<int64_t>());
-      if (dies) kill(process, SIGKILL);
-      const std::string said = failure_of([&] { moved.wait(); });
-      kill(process, SIGKILL);
-      EXPECT_THAT(said, AllOf(HasSubstr("broadcast #2 from rank 0"),
-                              HasSubstr(dies ? "has been dead for 2 s"
-                                             : "has been stopped for 2 s"),
-                              Not(HasSubstr("imed out"))));
-    });
-    EXPECT_EQ(ends[0].exit_code, 0) << ends[0].message;
-  }
-}
-
-// A rank that has done its part waits, as it closes, for what it has sent.
-TEST(Failure, OfARankThatIsWaitedForAtTheEnd) {
-  for (const char* backend : {"shm", "gloo"}) {
-    const CommunicatorOptions options{.backend = backend,
-                                      .world_size = 2,
-                                      .local_world_size = 2,
-                                      .timeout = std::chrono::minutes(10),
-                                      .silence = std::chrono::seconds(2)};
-    const TemporaryFolder folder;
-    const auto ends = testing::fork_ranks(options, [&](Communicator& c) {
-      CommunicatorOptions own = options;
-      own.rank = c.rank();
-      own.store = c10::make_intrusive<c10d::FileStore>(folder.file("store"), 2);
-      auto closed = make_communicator(own);
-      at::Tensor process = at::full({1}, int64_t{getpid()});
-      c.world().broadcast(process, 1).wait();
-      if (c.rank() == 1) {
-        raise(SIGSTOP);
-        _exit(0);
-      }
-      wait_until_stopped(process.item<int64_t>());
-      closed->world().send(at::empty({64 << 20}, at::kByte), 1);
-      closed.reset();
-      kill(static_cast<pid_t>(process.item<int64_t>()), SIGKILL);
-    });
-    EXPECT_EQ(ends[1].signal, SIGKILL);
   }
 }
 
