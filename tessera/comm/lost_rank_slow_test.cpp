@@ -13,6 +13,7 @@
 #include "tessera/comm/base/next_rank_watch.h"
 #include "tessera/comm/base/report.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tests/support/failure_of.h"
 #include "tests/support/ranks.h"
@@ -21,6 +22,7 @@ namespace tessera::comm {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using testing::failure_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -91,6 +93,26 @@ TEST(LostRank, InACollectiveThatIsHalfMoved) {
     });
     EXPECT_EQ(ends[0].exit_code, 0) << ends[0].message;
   }
+}
+
+// Its lines close in the middle, and it is gone.
+TEST(LostRank, ThatEndedWithAnErrorOfItsOwn) {
+  const CommunicatorOptions options{.backend = "gloo",
+                                    .world_size = 2,
+                                    .local_world_size = 2,
+                                    .silence = std::chrono::seconds(2)};
+  const auto ends = testing::fork_ranks(options, [](Communicator& c) {
+    at::Tensor large = at::empty({256 << 20}, at::kByte);
+    c.world().barrier();
+    Work moved = c.world().broadcast(large, 1);
+    usleep(10'000);
+    TS_CHECK_CONFIG(c.rank() == 0, "boom");
+    moved.wait();
+  });
+  EXPECT_EQ(ends[1].message, "[rank 1/2] boom");
+  EXPECT_THAT(ends[0].message,
+              AnyOf(HasSubstr("has been gone, having failed, for 2 s"),
+                    HasSubstr("closed by peer")));  // before any of it came
 }
 
 // A rank that has done its part waits, as it closes, for what it has sent.

@@ -95,6 +95,7 @@ struct Sentinel::State {
   std::condition_variable changed;
   bool is_closed = false;
   bool closing = false;
+  bool ends_badly = false;
   bool answered = false;
   bool judged = false;
   std::optional<Clock::time_point> failed_at;  // none: it did not
@@ -127,9 +128,10 @@ Sentinel::Sentinel(Rendezvous rendezvous, SentinelOptions options)
 
 Sentinel::~Sentinel() { close(); }
 
-void Sentinel::close() {
+void Sentinel::close(bool failed) {
   std::unique_lock lock(state_->mutex);
   if (std::exchange(state_->is_closed, true)) return;
+  state_->ends_badly = failed || state_->failed_at;
   if (state_->rank == 0 && state_->failed_at && !state_->store_is_silent) {
     const auto end = *state_->failed_at + kLinger;
     lock.unlock();
@@ -243,7 +245,7 @@ void Sentinel::State::ask_store() {
     });
   }
   const bool leaves = watches() && store && !store_is_silent;
-  const bool failed = failed_at.has_value();
+  const bool failed = ends_badly;
   lock.unlock();
   try {
     if (leaves) next_rank.leave(*store, failed);

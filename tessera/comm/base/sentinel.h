@@ -46,8 +46,9 @@ class Sentinel {
   Sentinel(const Sentinel&) = delete;
   Sentinel& operator=(const Sentinel&) = delete;
 
-  // What the destructor does; from then on nothing is called.
-  void close();
+  // What the destructor does; from then on nothing is called. `failed`: this
+  // rank, in something that was not judged here.
+  void close(bool failed = false);
   // This rank failed in an operation: writes its record, tells the others,
   // waits at most a second for what they report, and judges.
   std::string judge(const Question& question);

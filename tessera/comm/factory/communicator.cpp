@@ -133,9 +133,8 @@ class BackendCommunicator : public FailableCommunicator {
 
   ~BackendCommunicator() override {
     // Unwinding: what is pending would wait for peers that cannot come.
-    if (std::uncaught_exceptions() > exceptions_) {
-      fail("it ended with an exception");
-    }
+    const bool unwinds = std::uncaught_exceptions() > exceptions_;
+    if (unwinds) fail("it ended with an exception");
     while (!groups_.empty()) {
       groups_.back()->close();  // while it hears of ranks that are lost
       std::unique_ptr<BackendGroup> last;
@@ -144,7 +143,7 @@ class BackendCommunicator : public FailableCommunicator {
       groups_.pop_back();
     }
     // Who judges may hold it a little longer than this lives.
-    if (sentinel_) sentinel_->close();
+    if (sentinel_) sentinel_->close(unwinds);
   }
 
   int64_t rank() const override { return options_.rank; }
