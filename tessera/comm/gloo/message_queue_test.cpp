@@ -71,7 +71,7 @@ struct Sent {
   }
 };
 
-TEST(GlooMessages, OneThatNobodyWaitsForEndsByItself) {
+TEST(MessageQueue, OneThatNobodyWaitsForEndsByItself) {
   const auto queue = std::make_shared<MessageQueue>();
   const Sent one(queue), other(queue);
   other.message->end();
@@ -81,7 +81,7 @@ TEST(GlooMessages, OneThatNobodyWaitsForEndsByItself) {
   queue->close();
 }
 
-TEST(GlooMessages, WhereOneFailsNobodyWaitsForTheOthers) {
+TEST(MessageQueue, WhereOneFailsNobodyWaitsForTheOthers) {
   const auto queue = std::make_shared<MessageQueue>();
   const Sent lost(queue), later(queue), failed(queue);
   std::thread fails([&] {
@@ -98,7 +98,7 @@ TEST(GlooMessages, WhereOneFailsNobodyWaitsForTheOthers) {
   queue->close();
 }
 
-TEST(GlooMessages, OneWhoseLineClosesFails) {
+TEST(MessageQueue, OneWhoseLineClosesFails) {
   const auto queue = std::make_shared<MessageQueue>();
   const Sent half(queue);
   half.message->until_awaited();
@@ -108,7 +108,7 @@ TEST(GlooMessages, OneWhoseLineClosesFails) {
 }
 
 // Its peer was done, and has closed its lines.
-TEST(GlooMessages, OneThatEndedBeforeItsLineClosedHasNotFailed) {
+TEST(MessageQueue, OneThatEndedBeforeItsLineClosedHasNotFailed) {
   const auto queue = std::make_shared<MessageQueue>();
   const Sent last(queue), of_another(queue);
   last.message->be_late();
