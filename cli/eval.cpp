@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/flag_values.h"
+#include "cli/flags_for_keys.h"
 #include "cli/model_folder.h"
 #include "cli/overrides.h"
 #include "tessera/core/detail/json.h"
@@ -244,7 +245,14 @@ void add_eval(CLI::App& program, int argc, char** argv) {
       "--mesh.pp=2");
   command->callback([command, flags, argc, argv] {
     run_as_rank([&] {
-      set_exit_code(EvalCommand(*flags, command->remaining()).run(argc, argv));
+      with_flags_for({{"data.field", "--field"},
+                      {"data.format", "--format"},
+                      {"data.exclude", "--exclude"},
+                      {"data.seq_len", "--seq-len"}},
+                     [&] {
+                       EvalCommand eval(*flags, command->remaining());
+                       set_exit_code(eval.run(argc, argv));
+                     });
     });
   });
 }

@@ -1,10 +1,12 @@
 // tessera tokenize: trains a byte-level BPE tokenizer, encodes and decodes.
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 
 #include "cli/commands.h"
 #include "cli/flag_values.h"
+#include "cli/flags_for_keys.h"
 #include "cli/standard_input.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
@@ -259,6 +261,12 @@ void decode(const DecodeFlags& flags) {
   std::cout.flush();
 }
 
+// What they are called in the configuration.
+void with_input_flags(const std::function<void()>& work) {
+  with_flags_for({{"data.field", "--field"}, {"data.exclude", "--exclude"}},
+                 work);
+}
+
 void add_input_flags(CLI::App& command, std::vector<std::string>& exclude,
                      std::string& field) {
   command.add_option("--exclude", exclude,
@@ -293,7 +301,7 @@ void add_train_command(CLI::App& tokenize) {
       ->capture_default_str();
   command->add_option("--threads", flags->training.threads, "0: all cores")
       ->check(whole_number(0, 4096));
-  command->callback([flags] { train(*flags); });
+  command->callback([flags] { with_input_flags([&] { train(*flags); }); });
 }
 
 void add_encode_command(CLI::App& tokenize) {
@@ -319,7 +327,7 @@ void add_encode_command(CLI::App& tokenize) {
                     "With what the tokenizer puts around a text");
   command->add_option("--threads", flags->threads, "0: all cores")
       ->check(whole_number(0, 4096));
-  command->callback([flags] { encode(*flags); });
+  command->callback([flags] { with_input_flags([&] { encode(*flags); }); });
 }
 
 void add_decode_command(CLI::App& tokenize) {

@@ -282,7 +282,19 @@ def test_eval_reads_as_training_does(program, tessera, tmp_path):
     tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", code=74,
             says="picture.png: the byte 0x89 at offset 0 is not UTF-8")
     tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", "--exclude", "*", code=78,
-            says="data.exclude leaves out all 2 files of ")
+            says="--data: --exclude leaves out all 2 files of ")
+
+
+def test_commands_name_their_flags_and_not_the_keys(program, tessera, tmp_path):
+    (tmp_path / "data.field.jsonl").write_text(as_lines(records()))
+    (tmp_path / "body.jsonl").write_text(as_lines([{"body": "this is what counts"}]))
+    (tmp_path / "whole.json").write_text("{\n}")
+    train(program, run_json(tmp_path, str(tmp_path / "data.field.jsonl")), "--checkpoint.every=3")
+    for command in (["eval", "--model", tmp_path / "run", "--data"],
+                    ["tokenize", "train", "--vocab-size=300", f"--output={tmp_path}/t.json", "--input"]):
+        tessera(*command, tmp_path / "body.jsonl", code=78, says='it has "body". Set --field to the one with the text.')
+        tessera(*command, tmp_path / "data.field.jsonl", "--field", "no", code=78, says="/data.field.jsonl:1: the record")
+        tessera(*command, tmp_path / "whole.json", code=78, says="to leave it out, --exclude.")
 
 
 def mixed(tokens, tmp_path, **data):

@@ -242,8 +242,8 @@ std::unique_ptr<RecordPieces> open_pieces(const MappedFile& file) {
       ": is neither lines of JSON objects nor a list of them. Write one record "
       "a line: jq -c . IN.json >OUT.jsonl, or jq -c '.KEY[]' where the records "
       "are a list within an object. To read its bytes as they are, set "
-      "data.format to text (of eval: --format text) or name the file .txt; to "
-      "leave it out, data.exclude.");
+      "data.format to text or name the file .txt; to leave it out, "
+      "data.exclude.");
   return std::make_unique<Lines>(Window(file));
 }
 
