@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -157,6 +158,31 @@ TEST_F(TokenStreamTest, ALongTextIsReadInPartsAndHasTheSameIds) {
     EXPECT_EQ(batches.consumed(), batches.total());
     EXPECT_EQ(count > 1, bytes < 100'000);
   }
+}
+
+// The ends of batches cut documents: what was given out before is let go all
+// the same.
+TEST_F(TokenStreamTest, OneBatchOfTextsIsInMemory) {
+  constexpr size_t kBatch = 100, kRecords = 1000;
+  size_t longest = 0, total = 0;
+  std::string records;
+  for (size_t i = 0; i < kRecords; ++i) {
+    std::string text = "some words";
+    for (size_t more = 0; more < i % 7; ++more) text += " and more words";
+    records += "{\"text\": \"" + text + "\"}\n";
+    longest = std::max(longest, text.size());
+    total += text.size();
+  }
+  detail::DocumentBatches batches({write("a.jsonl", records)}, {},
+                                  SectionEnds::kBehindLetters, kBatch);
+  size_t given = 0, most_held = 0;
+  while (batches.next()) {
+    for (const auto& part : batches.parts()) given += part.text.size();
+    most_held = std::max(most_held, batches.held_bytes());
+  }
+  EXPECT_EQ(given, total);
+  EXPECT_GT(total, 100 * (kBatch + 2 * longest));
+  EXPECT_LE(most_held, kBatch + 2 * longest);
 }
 
 TEST_F(TokenStreamTest, WhatKilledRunsLeftIsRemovedAndNothingElse) {

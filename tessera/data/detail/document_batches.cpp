@@ -30,16 +30,26 @@ DocumentBatches::DocumentBatches(std::vector<std::string> paths,
 bool DocumentBatches::next() {
   parts_.clear();
   size_ = 0;
-  if (rest_.empty()) {  // else it points into these
-    texts_.clear();
-    while (open_.size() > 1) open_.pop_front();
-  }
+  let_go();
   take(/*begins=*/false);
   while (size_ < batch_bytes_ && open_.size() < kBatchFiles &&
          read_document()) {
     take(/*begins=*/true);
   }
   return !parts_.empty();
+}
+
+// What is left of a document is of the newest: nothing points into the others.
+void DocumentBatches::let_go() {
+  const size_t kept = rest_.empty() ? 0 : 1;
+  while (texts_.size() > kept) texts_.pop_front();
+  while (open_.size() > 1) open_.pop_front();
+}
+
+size_t DocumentBatches::held_bytes() const {
+  size_t bytes = 0;
+  for (const std::string& text : texts_) bytes += text.size();
+  return bytes;
 }
 
 // Of this file, or of those behind it. REQUIRES: nothing of the last one is

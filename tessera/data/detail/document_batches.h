@@ -39,10 +39,14 @@ class DocumentBatches {
   int64_t num_documents() const { return num_documents_; }  // so far
   uint64_t consumed() const;  // bytes of the files, so far
   uint64_t total() const { return total_; }
+  // Of texts in memory, mapped files aside: no more than of a batch and two
+  // documents, those that its ends may cut.
+  size_t held_bytes() const;
   // How far it is: in bytes, and what `more` says.
   void tell(Progress& progress, const std::function<std::string()>& more) const;
 
  private:
+  void let_go();
   bool read_document();
   void take(bool begins);
 
@@ -54,8 +58,10 @@ class DocumentBatches {
   std::deque<Documents> open_;     // the last is read, others back parts_
   std::deque<std::string> texts_;  // of parts_
   std::vector<DocumentPart> parts_;
-  std::string_view rest_;  // of the document that was read last
-  size_t size_ = 0;        // bytes in parts_
+  // Of the document that was read last: in texts_.back(), or in the mapping of
+  // open_.back().
+  std::string_view rest_;
+  size_t size_ = 0;  // bytes in parts_
   int64_t num_documents_ = 0;
   uint64_t of_files_before_ = 0;
   uint64_t total_ = 0;
