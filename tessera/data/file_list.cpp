@@ -32,9 +32,35 @@ std::vector<fs::path> sorted_entries(const fs::path& folder) {
   return entries;
 }
 
+// `status`: of what a folder or a glob has. Links that lead in circles lead
+// nowhere; what else cannot be looked at is not passed over.
+fs::file_type known_type(const fs::path& path, fs::file_status status,
+                         const std::error_code& error) {
+  TS_CHECK_IO(status.type() != fs::file_type::none ||
+                  error == std::errc::too_many_symbolic_link_levels,
+              path.string(), ": cannot be looked at: ", error.message(), ".");
+  return status.type();
+}
+
+fs::file_type type_of(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  return known_type(path, status, error);
+}
+
+bool is_there(const fs::path& path) {
+  return fs::exists(fs::file_status(type_of(path)));
+}
+
+bool is_folder(const fs::path& path) {
+  return type_of(path) == fs::file_type::directory;
+}
+
 // Links to folders are not followed below a folder: they may lead in circles.
 bool is_real_folder(const fs::path& path) {
-  return fs::is_directory(fs::symlink_status(path));
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  return known_type(path, status, error) == fs::file_type::directory;
 }
 
 // Links that lead nowhere, or in circles, have none.
@@ -66,11 +92,11 @@ void add_matches(const fs::path& base, Parts part, Parts end,
   const Parts rest = std::next(part);
   if (!has_wildcard(name)) {
     const fs::path next = base.empty() ? *part : base / *part;
-    if (fs::exists(next)) add_matches(next, rest, end, files);
+    if (is_there(next)) add_matches(next, rest, end, files);
     return;
   }
   const fs::path folder = base.empty() ? fs::path(".") : base;
-  if (!fs::is_directory(folder)) return;
+  if (!is_folder(folder)) return;
   if (name == "**") add_matches(base, rest, end, files);
   for (const fs::path& entry : sorted_entries(folder)) {
     const fs::path next = base / entry.filename();
@@ -84,16 +110,31 @@ void add_matches(const fs::path& base, Parts part, Parts end,
 
 // What a Megatron pair begins with.
 bool is_prefix(const std::string& path) {
-  return fs::is_regular_file(path + ".bin") &&
-         fs::is_regular_file(path + ".idx");
+  std::error_code error;
+  return fs::is_regular_file(path + ".bin", error) &&
+         fs::is_regular_file(path + ".idx", error);
 }
 
-std::vector<std::string> expand(const std::string& pattern) {
+// What is there by this name.
+fs::file_type given_type(const std::string& pattern, const std::string& key) {
+  std::error_code error;
+  const fs::file_type type = fs::status(pattern, error).type();
+  if (type != fs::file_type::none) return type;
+  // Of a glob add_matches() looks at every part.
+  TS_CHECK_CONFIG(has_wildcard(pattern), key, ": '", pattern,
+                  "' cannot be read: ", error.message(), ".");
+  return fs::file_type::not_found;
+}
+
+// `type`: given_type().
+std::vector<std::string> expand(const std::string& pattern,
+                                fs::file_type type) {
+  const bool exists = type != fs::file_type::not_found;
   std::vector<std::string> files;
-  if (fs::is_directory(pattern)) {
+  if (type == fs::file_type::directory) {
     add_folder(pattern, files);
-  } else if (fs::exists(pattern) || !has_wildcard(pattern)) {
-    if (fs::exists(pattern) || is_prefix(pattern)) files.push_back(pattern);
+  } else if (exists || !has_wildcard(pattern)) {
+    if (exists || is_prefix(pattern)) files.push_back(pattern);
   } else {
     const fs::path path(pattern);
     add_matches({}, path.begin(), path.end(), files);
@@ -157,16 +198,18 @@ std::vector<std::string> expand_paths(const std::vector<std::string>& patterns,
   for (const std::string& pattern : patterns) {
     TS_CHECK_CONFIG(!pattern.empty(), key,
                     ": '' names no file. Remove it; [] clears the key.");
-    TS_CHECK_CONFIG(!fs::exists(pattern) || fs::is_directory(pattern) ||
-                        fs::is_regular_file(pattern),
+    const fs::file_type type = given_type(pattern, key);
+    const bool has_folder = type == fs::file_type::directory;
+    TS_CHECK_CONFIG(type == fs::file_type::not_found || has_folder ||
+                        type == fs::file_type::regular,
                     key, ": '", pattern,
                     "' is a pipe or a device, no file: data is read more than "
                     "once. Write it to a file first.");
-    std::vector<std::string> found = expand(pattern);
+    std::vector<std::string> found = expand(pattern, type);
     TS_CHECK_CONFIG(!found.empty(), key, ": '", pattern, "' ",
-                    fs::is_directory(pattern) ? "has no file with content."
-                    : has_wildcard(pattern)   ? "matches no file with content."
-                                              : "does not exist.",
+                    has_folder              ? "has no file with content."
+                    : has_wildcard(pattern) ? "matches no file with content."
+                                            : "does not exist.",
                     " The current folder is ", fs::current_path().string(),
                     ".");
     const size_t left_out = leave_out(found, exclude);

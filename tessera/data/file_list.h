@@ -7,7 +7,9 @@
 //        and so are empty files unless they are named.
 // Leaving out: a file goes where a glob of `exclude` matches its name or a part
 //        of its path: "*.png", "drafts" (also a folder), "drafts/*.txt".
-// Errors: TS_CHECK_CONFIG names the pattern that matches no file.
+// Errors: TS_CHECK_CONFIG names the pattern that matches no file, or cannot be
+//         read; TS_CHECK_IO what was found and cannot be looked at, but for
+//         links that lead in circles: they are passed over.
 #pragma once
 
 #include <string>

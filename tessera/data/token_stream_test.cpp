@@ -351,6 +351,31 @@ TEST_F(TokenStreamTest, GlobsAndFoldersGiveSortedFiles) {
   EXPECT_THAT(message_of([&] { names("hollow"); }), HasSubstr("has no file"));
 }
 
+TEST_F(TokenStreamTest, LinksThatLeadInCirclesLeadNowhere) {
+  write("d/good/a.txt", "x");
+  fs::create_symlink("loop", folder_.path() / "d" / "loop");
+  const auto found = [&](const std::string& pattern) {
+    return expand_paths({folder_.file(pattern)}, "data.train");
+  };
+  const std::string good = folder_.file("d/good/a.txt");
+  for (const char* pattern : {"d", "d/*/a.txt", "d/*/*.txt", "d/**/*.txt"}) {
+    EXPECT_THAT(found(pattern), ElementsAre(good)) << pattern;
+  }
+  EXPECT_THAT(message_of([&] { found("d/loop/*.txt"); }),
+              HasSubstr("matches no file"));
+  const std::vector<std::string> paths = {"d/loop", "d/loop/a.txt",
+                                          std::string(300, 'x')};
+  for (const std::string& path : paths) {
+    const std::error_code reason = std::make_error_code(
+        path[0] == 'x' ? std::errc::filename_too_long
+                       : std::errc::too_many_symbolic_link_levels);
+    EXPECT_THAT(message_of([&] { found(path); }),
+                AllOf(HasSubstr("data.train: '" + folder_.file(path) +
+                                "' cannot be read: "),
+                      HasSubstr(reason.message())));
+  }
+}
+
 TEST_F(TokenStreamTest, FilesAreLeftOutByGlobs) {
   for (const char* name : {"d/a.txt", "d/b.png", "d/e/c.txt", "d/e/f/g.md",
                            "d/e/f/h.txt", "d/drafts/a.txt"}) {
