@@ -96,7 +96,7 @@ std::vector<ChatTokens> ChatEncoder::encode(const Conversation& conversation,
     return {encode_pair(*conversation.pair)};
   }
   std::vector<ChatTokens> all;
-  if (template_->marks_answers()) {
+  if (template_->marks_answers(!conversation.tools.empty())) {
     all.push_back(encode_rendered(template_->render_json(
         conversation.messages, {.tools = conversation.tools})));
     return all;

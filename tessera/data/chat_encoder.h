@@ -1,6 +1,6 @@
 // Conversations to tokens, and which of them the assistant writes.
 //
-// Where the template marks answers ({% generation %}), a conversation is one
+// Where its template marks answers ({% generation %}), a conversation is one
 // list of tokens and they are what it marks, as transformers'
 // return_assistant_tokens_mask has it. Else an answer is what the template puts
 // behind the messages before it, its own end of a turn included. A template may

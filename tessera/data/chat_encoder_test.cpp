@@ -49,6 +49,11 @@ class ChatData : public ::testing::Test {
                                    int64_t max_tokens = INT64_MAX) {
     std::optional<ChatTemplate> chat;
     if (source) chat.emplace(*source, "test");
+    return encoded_by(chat, line, max_tokens);
+  }
+  std::vector<std::string> encoded_by(const std::optional<ChatTemplate>& chat,
+                                      const std::string& line,
+                                      int64_t max_tokens = INT64_MAX) {
     const ChatEncoder encoder(tokenizer_, chat, tokenizer_.end_of_text());
     std::vector<std::string> texts;
     for (const ChatTokens& tokens : encoder.encode(read(line), max_tokens)) {
@@ -201,6 +206,31 @@ TEST_F(ChatData, AnswersAreWhatTheTemplateMarks) {
                       "{{ m.content if m.role == 'assistant' }}"
                       "{% endgeneration %};{% endfor %}"),
               ElementsAre("u:;a:[one];"));
+}
+
+TEST_F(ChatData, OfTwoTemplatesEachMarksAnswersOrNot) {
+  const std::string marked =
+      "{% for m in messages %}{{ m.role[0] }}:{% generation %}"
+      "{{ m.content if m.role == 'assistant' }}{% endgeneration %};"
+      "{% endfor %}";
+  const std::string messages =
+      R"("messages": [{"role": "user", "content": "q"},
+                      {"role": "assistant", "content": "one"}]})";
+  const std::string plain_text = "u:q<|end|>a:[one<|end|>]";
+  const std::string marked_text = "u:;a:[one];";
+  for (const bool of_tools : {false, true}) {
+    write_file_atomic(
+        folder_.file("tokenizer_config.json"),
+        R"({"chat_template": [{"name": "default", "template": ")" +
+            (of_tools ? kPlain : marked) +
+            R"("}, {"name": "tool_use", "template": ")" +
+            (of_tools ? marked : kPlain) + "\"}]}");
+    const auto chat = ChatTemplate::find(folder_.path().string());
+    EXPECT_THAT(encoded_by(chat, "{" + messages),
+                ElementsAre(of_tools ? plain_text : marked_text));
+    EXPECT_THAT(encoded_by(chat, R"({"tools": [{}], )" + messages),
+                ElementsAre(of_tools ? marked_text : plain_text));
+  }
 }
 
 TEST_F(ChatData, PairsNeedNoTemplateAndChatsDo) {

@@ -74,6 +74,10 @@ struct ChatTemplate::Impl {
   SpecialTokens tokens;
   jinja::Template plain;
   std::optional<jinja::Template> with_tools = {};  // where it is another one
+
+  const jinja::Template& of(bool has_tools) const {
+    return has_tools && with_tools ? *with_tools : plain;
+  }
 };
 
 namespace {
@@ -198,10 +202,9 @@ RenderedChat ChatTemplate::render_first(
     }
     variables.set("messages", std::move(first));
     variables.set("add_generation_prompt", add_generation_prompt);
-    const jinja::Template& used =
-        read.has_tools && impl_->with_tools ? *impl_->with_tools : impl_->plain;
     jinja::Rendered rendered =
-        used.render(variables, jinja::Limits::for_input(read.bytes));
+        impl_->of(read.has_tools)
+            .render(variables, jinja::Limits::for_input(read.bytes));
     return {std::move(rendered.text), std::move(rendered.answers)};
   });
 }
@@ -212,8 +215,8 @@ RenderedChat ChatTemplate::render_json(std::string_view messages,
   return render_first(read, read.size(), options.add_generation_prompt);
 }
 
-bool ChatTemplate::marks_answers() const {
-  return impl_->plain.marks_answers();
+bool ChatTemplate::marks_answers(bool has_tools) const {
+  return impl_->of(has_tools).marks_answers();
 }
 
 const std::string& ChatTemplate::name() const { return impl_->name; }

@@ -84,8 +84,9 @@ class ChatTemplate {
       bool add_generation_prompt = false,
       const std::optional<std::string>& last_content = {}) const;
 
-  // Whether it marks what the assistant writes ({% generation %}).
-  bool marks_answers() const;
+  // Whether it marks what the assistant writes ({% generation %}), of messages
+  // with tools, or of others: a tokenizer may have a template for each.
+  bool marks_answers(bool has_tools) const;
   const std::string& name() const;
   // As it was read, for who must know one from another.
   const std::string& source() const;

@@ -147,7 +147,8 @@ TEST(ChatTemplate, MarksAnswers) {
       "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }};"
       "{% endgeneration %}{% endfor %}",
       "test");
-  EXPECT_TRUE(chat.marks_answers());
+  EXPECT_TRUE(chat.marks_answers(/*has_tools=*/false));
+  EXPECT_TRUE(chat.marks_answers(/*has_tools=*/true));
   const RenderedChat one =
       chat.render_json(R"([{"role": "a", "content": "xy"}])");
   EXPECT_EQ(one.text, "a:xy;");
@@ -166,6 +167,7 @@ TEST(ChatTemplate, IsFoundInAFolder) {
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->render({}), "<s>d");
   EXPECT_EQ(found->render({}, {.tools = "[]"}), "t");
+  EXPECT_FALSE(found->marks_answers(/*has_tools=*/true));
   write_file_atomic(folder.file("chat_template.jinja"),
                     "{{ messages[0].content }}");
   EXPECT_EQ(

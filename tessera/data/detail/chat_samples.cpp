@@ -206,6 +206,12 @@ std::string describe(const ChatForm& form) {
   for (const auto& [name, token] : special_tokens_of(form.tokenizer)) {
     text += name + '=' + token + ' ';
   }
+  // Where one of two templates marks answers, older versions made other
+  // samples; all other caches are as they would be made now.
+  if (chat && chat->marks_answers(/*has_tools=*/true) !=
+                  chat->marks_answers(/*has_tools=*/false)) {
+    text += "each marks ";
+  }
   return text + (chat ? chat->source() : "no template");
 }
 

@@ -143,6 +143,21 @@ TEST_F(ChatSamples, ATemplateThatWritesTheDateIsSaid) {
   EXPECT_THAT(GetCapturedStderr(), ::testing::Not(HasSubstr("strftime_now")));
 }
 
+// Samples of such templates were others once: their caches have another name.
+TEST_F(ChatSamples, TheCacheKnowsWhichOfTwoTemplatesMarksAnswers) {
+  const auto described = [&](const std::string& tools) {
+    write_file_atomic(
+        folder_.file("tokenizer_config.json"),
+        R"({"chat_template": [{"name": "default", "template": "x"},
+                              {"name": "tool_use", "template": ")" +
+            tools + "\"}]}");
+    return detail::describe({.tokenizer = folder_.path().string()});
+  };
+  EXPECT_THAT(described("{% generation %}y{% endgeneration %}"),
+              HasSubstr("each marks"));
+  EXPECT_THAT(described("y"), Not(HasSubstr("each marks")));
+}
+
 TEST_F(ChatSamples, OtherKindsOfFilesAreRefusedByName) {
   for (const std::string format : {"chat", "jsonl", "auto"}) {
     auto from = source();
