@@ -65,7 +65,8 @@ void MuonConfig::declare(config::Section& section) {
       .one_of({"original", "match_rms_adamw"});
   section
       .key("dtype", dtype,
-           "that matrices are orthogonalised in; auto: precision.compute")
+           "that matrices are orthogonalised in; auto: precision.compute, of "
+           "fp16 bf16")
       .one_of({"auto", "bf16"});
   section
       .key("adamw_lr", adamw_lr,

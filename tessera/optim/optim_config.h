@@ -25,7 +25,7 @@ struct MuonConfig {
   int64_t steps = 5;
   double eps = 1e-7;
   std::string adjust_lr = "original";
-  std::string dtype = "auto";  // auto: that of the parameters
+  std::string dtype = "auto";  // auto: precision.compute, of fp16 bf16
   double adamw_lr = 0;         // 0: optimizer.lr
   void declare(config::Section& section);
 };
