@@ -161,6 +161,7 @@ class EvalCommand {
   void evaluate(comm::Communicator& ranks) const {
     const auto tokens = this->tokens();
     data::compare_across(ranks.world(), tokens.fingerprints());
+    data::compare_caches_across(ranks.world(), tokens.caches());
     const int64_t seq_len = config_.data.seq_len;
     train::MeanLoss mean;
     with_model(source_, config_, ranks, [&](engine::RankModel& model) {

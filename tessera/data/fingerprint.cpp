@@ -105,6 +105,29 @@ std::vector<std::vector<FileFingerprint>> gather(
   return lists;
 }
 
+void compare(comm::Group& group, const std::vector<FileFingerprint>& files,
+             bool reads, const std::string& way_out) {
+  if (group.size() == 1) return;
+  const auto all = gather<2>(group, {reads ? 1 : 0, digest(files)});
+  std::vector<size_t> readers;
+  std::set<int64_t> digests;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i][0] == 0) continue;
+    readers.push_back(i);
+    digests.insert(all[i][1]);
+  }
+  if (digests.size() < 2) return;
+  std::vector<std::vector<FileFingerprint>> lists;
+  std::vector<int64_t> ranks;
+  const auto of_all = gather(group, files);
+  for (const size_t i : readers) {
+    lists.push_back(of_all[i]);
+    ranks.push_back(group.ranks()[i]);
+  }
+  const std::string complaint = difference(lists, ranks);
+  TS_CHECK_IO(complaint.empty(), complaint, " ", way_out);
+}
+
 }  // namespace
 
 FileFingerprint fingerprint_of(const MappedFile& file) {
@@ -127,8 +150,7 @@ std::string difference(const std::vector<std::vector<FileFingerprint>>& lists,
       }
       return c10::str("ranks read different data: file ", k, " is ",
                       describe(first[k]), " on rank ", ranks[0], " and ",
-                      describe(other[k]), " on rank ", ranks[i],
-                      ". Give every host the same files.");
+                      describe(other[k]), " on rank ", ranks[i], ".");
     }
     if (first.size() != other.size()) {
       const auto& more = first.size() > other.size() ? first : other;
@@ -136,7 +158,7 @@ std::string difference(const std::vector<std::vector<FileFingerprint>>& lists,
                       first.size(), " files and rank ", ranks[i], " has ",
                       other.size(), "; the first that only one has is ",
                       describe(more[std::min(first.size(), other.size())]),
-                      ". Give every host the same files.");
+                      ".");
     }
   }
   return "";
@@ -145,25 +167,17 @@ std::string difference(const std::vector<std::vector<FileFingerprint>>& lists,
 void compare_across(comm::Group& group,
                     const std::vector<FileFingerprint>& files,
                     bool reads /* = true */) {
-  if (group.size() == 1) return;
-  const auto all = gather<2>(group, {reads ? 1 : 0, digest(files)});
-  std::vector<size_t> readers;
-  std::set<int64_t> digests;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (all[i][0] == 0) continue;
-    readers.push_back(i);
-    digests.insert(all[i][1]);
-  }
-  if (digests.size() < 2) return;
-  std::vector<std::vector<FileFingerprint>> lists;
-  std::vector<int64_t> ranks;
-  const auto of_all = gather(group, files);
-  for (const size_t i : readers) {
-    lists.push_back(of_all[i]);
-    ranks.push_back(group.ranks()[i]);
-  }
-  const std::string complaint = difference(lists, ranks);
-  TS_CHECK_IO(complaint.empty(), complaint);
+  compare(group, files, reads, "Give every host the same files.");
+}
+
+void compare_caches_across(comm::Group& group,
+                           const std::vector<FileFingerprint>& caches,
+                           bool reads /* = true */) {
+  compare(group, caches, reads,
+          "They are caches of the same text, tokenized on two days where the "
+          "chat template writes the date (strftime_now), or by two versions of "
+          "Tessera. Remove them on every host, or have all hosts use one "
+          "folder (run.dir; of eval --cache).");
 }
 
 }  // namespace tessera::data

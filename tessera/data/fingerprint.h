@@ -1,6 +1,6 @@
 // What tells ranks that they read the same files: size and XXH3 of each.
 //
-// Comm: compare_across() gathers 16 bytes a rank; where they differ, the lists.
+// Comm: each comparison gathers 16 bytes a rank; where they differ, the lists.
 #pragma once
 
 #include <cstdint>
@@ -35,5 +35,10 @@ std::string difference(const std::vector<std::vector<FileFingerprint>>& lists,
 void compare_across(comm::Group& group,
                     const std::vector<FileFingerprint>& files,
                     bool reads = true);
+// So they do with the caches that their text was tokenized into, behind the
+// above: of the same files there may be two, of two days or two versions.
+void compare_caches_across(comm::Group& group,
+                           const std::vector<FileFingerprint>& caches,
+                           bool reads = true);
 
 }  // namespace tessera::data

@@ -156,6 +156,18 @@ TokenStream::TokenStream(std::vector<TokenFile> files,
   }
 }
 
+std::vector<FileFingerprint> TokenStream::caches() const {
+  std::vector<FileFingerprint> all;
+  const auto add = [&](const TokenFile& file) {
+    if (file.format() != "cache") return;
+    all.insert(all.end(), file.fingerprints().begin(),
+               file.fingerprints().end());
+  };
+  for (const TokenFile& file : files_) add(file);
+  if (marks_.chats) add(*marks_.chats);
+  return all;
+}
+
 void TokenStream::in_files(int64_t first, int64_t count,
                            const InFile& in_file) const {
   TORCH_INTERNAL_ASSERT(first >= 0 && count <= size() - first, "tokens ", first,

@@ -78,6 +78,9 @@ class TokenStream {
   const std::vector<FileFingerprint>& fingerprints() const {
     return fingerprints_;
   }
+  // Of the caches that are read: the same files may have had other tokens on
+  // another day.
+  std::vector<FileFingerprint> caches() const;
 
  private:
   // Tokens begin .. begin + count - 1 of a file, before which `done` came.

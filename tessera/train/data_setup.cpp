@@ -413,6 +413,26 @@ Opened unread_sources(const RunConfig& config) {
           .valid = named(valid_entries(config))};
 }
 
+std::vector<data::FileFingerprint> caches_of(
+    const std::vector<data::Source>& sources) {
+  std::vector<data::FileFingerprint> all;
+  for (const data::Source& source : sources) {
+    if (source.tokens == nullptr) continue;
+    const auto caches = source.tokens->caches();
+    all.insert(all.end(), caches.begin(), caches.end());
+  }
+  return all;
+}
+
+// TS_CHECK_IO where two that read have other files, or other tokens of them.
+void compare_data(const Opened& opened, comm::Group& world, bool reads) {
+  data::compare_across(world, opened.fingerprints, reads);
+  auto caches = caches_of(opened.train);
+  const auto of_valid = caches_of(opened.valid);
+  caches.insert(caches.end(), of_valid.begin(), of_valid.end());
+  data::compare_caches_across(world, caches, reads);
+}
+
 // As rank 0 has them, who always reads.
 void share_sizes(Opened& opened, comm::Group& world) {
   std::vector<int64_t> sizes;
@@ -437,10 +457,11 @@ Datasets open_datasets(const RunConfig& config, const RunFolder& folder,
   comm::on_all(world, "opening the data", [&] {
     if (sets.reads) opened = open_sources(config, folder, resume);
   });
-  data::compare_across(world, opened.fingerprints, sets.reads);
+  compare_data(opened, world, sets.reads);
   if (engine::reads_for_others(config)) share_sizes(opened, world);
   opened.fingerprints.resize(opened.num_of_train);
   sets.fingerprints = std::move(opened.fingerprints);
+  sets.caches = caches_of(opened.train);
   sets.tokenizer = std::move(opened.tokenizer);
   const double share = config.data.valid_share;
   sets.train = std::make_unique<data::Dataset>(

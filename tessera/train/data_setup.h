@@ -10,7 +10,7 @@
 // Use:    prepare_data() once, by one rank or before there are ranks; then
 //         open_datasets() on every rank, which says what each source has; then
 //         keep_tokenizer(), once nothing refuses the run.
-// Comm:   open_datasets(): comm::on_all() while files are read, two gathers,
+// Comm:   open_datasets(): comm::on_all() while files are read, three gathers,
 //         and where some ranks read for others two broadcasts of what they have
 //         to know.
 // Errors: as data/token_stream.h and data/dataset.h.
@@ -33,6 +33,7 @@ struct Datasets {
   bool reads = true;                     // else another rank does, for this one
   // Of every file that this rank reads to train on, and their tokenizer.
   std::vector<data::FileFingerprint> fingerprints;
+  std::vector<data::FileFingerprint> caches;  // of their tokens, where text is
   // As prepare_data() gives it back; "" on a rank that does not read.
   std::string tokenizer;
 };
@@ -52,7 +53,8 @@ std::string prepare_data(const engine::RunConfig& config,
 void keep_tokenizer(const engine::RunConfig& config, const std::string& path,
                     const RunFolder& folder);
 
-// TS_CHECK_IO on every rank where two that read have other files.
+// TS_CHECK_IO on every rank where two that read have other files, or other
+// tokens of them.
 Datasets open_datasets(const engine::RunConfig& config, const RunFolder& folder,
                        const std::string& resume, comm::Group& world);
 

@@ -214,7 +214,7 @@ void refuse_another_line(const SavedRun& saved, const RunConfig& config,
 }
 
 void warn_of_changes(const SavedRun& saved, const RunConfig& config,
-                     uint64_t data) {
+                     uint64_t data, uint64_t caches) {
   for (const auto& change : trained_otherwise(saved.config, to_json(config))) {
     log::warning("the checkpoint was trained otherwise: ", change);
   }
@@ -222,6 +222,15 @@ void warn_of_changes(const SavedRun& saved, const RunConfig& config,
     log::warning(
         "the data is not what the checkpoint was trained on: other files, or "
         "another tokenizer. The run goes on with what data.train names now.");
+    return;  // which have other tokens
+  }
+  if (saved.caches != 0 && caches != 0 && saved.caches != caches) {
+    log::warning(
+        "the tokens of the data are not those that the checkpoint was trained "
+        "on, though its files are: their cache was made anew, on another day "
+        "where the chat template writes the date (strftime_now), or by another "
+        "version of Tessera or data.field. The run goes on with the tokens of "
+        "now. To go on with those of before, put their cache back.");
   }
 }
 

@@ -44,9 +44,9 @@ void refuse_another_line(const SavedRun& saved, const engine::RunConfig& config,
                          const std::string& resume, const std::string& source);
 
 // A warning for each thing by which the run goes on otherwise than `saved` was
-// trained. `data`: SavedRun::data of this run.
+// trained. `data`, `caches`: as SavedRun has them, of this run.
 void warn_of_changes(const SavedRun& saved, const engine::RunConfig& config,
-                     uint64_t data);
+                     uint64_t data, uint64_t caches);
 
 // TS_CHECK_CONFIG where a checkpoint of `saved` has tensors that a run of `now`
 // has not, or lacks some. `source` names it.

@@ -124,6 +124,32 @@ TEST(ResumedRun, WhatWasTakenIsNotSkippedAnyMore) {
   EXPECT_EQ(said("3:4"), "");
 }
 
+TEST(ResumedRun, OtherTokensOfTheSameFilesAreSaid) {
+  const auto config = testing::small_run(/*ranks=*/1, /*zero_stage=*/0);
+  SavedRun saved{.config = to_json(config), .data = 7, .caches = 8};
+  const auto said = [&](uint64_t data, uint64_t caches) {
+    ::testing::internal::CaptureStderr();
+    warn_of_changes(saved_run_from(to_json(saved), "here"), config, data,
+                    caches);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(said(7, 8), "");
+  EXPECT_THAT(said(7, 9),
+              AllOf(HasSubstr("the tokens of the data are not"),
+                    HasSubstr("strftime_now"), Not(HasSubstr("other files"))));
+  EXPECT_THAT(said(6, 9),
+              AllOf(HasSubstr("other files"), Not(HasSubstr("strftime_now"))));
+  EXPECT_EQ(said(7, 0), "");
+  saved.caches = 0;  // of an older version
+  EXPECT_EQ(said(7, 9), "");
+  EXPECT_THAT(testing::failure_of([&] {
+                saved_run_from(R"({"step": 1, "data": "1", "config": {},
+                                   "caches": "x"})",
+                               "here");
+              }),
+              HasSubstr("here: caches: expected a whole number"));
+}
+
 TEST(ResumedRun, OfItsOwnFolderCountsAsTheNewestFromThenOn) {
   const TemporaryFolder made;
   const std::string folder = made.file("run/checkpoints");

@@ -55,8 +55,13 @@ checkpoint::TensorEntry scalar_entry(const std::string& name,
           .holders = composed.mesh.world_size()};
 }
 
-// Written as text: JSON's numbers of 64 bits are not safe in every reader.
-uint64_t hash_from(const std::string& digits, const std::string& where) {
+// Written as text: JSON's numbers of 64 bits are not safe in every reader. 0
+// where it is absent.
+uint64_t hash_in(const detail::Json& json, const char* key,
+                 const std::string& source) {
+  if (!json.contains(key)) return 0;
+  const std::string where = source + ": " + key;
+  const std::string digits = detail::as_string(json[key], where);
   uint64_t hash = 0;
   const char* end = digits.data() + digits.size();
   const auto read = std::from_chars(digits.data(), end, hash);
@@ -196,6 +201,7 @@ std::string to_json(const SavedRun& run) {
   json["samples"] = run.samples;
   json["tokens"] = run.tokens;
   json["data"] = std::to_string(run.data);
+  if (run.caches != 0) json["caches"] = std::to_string(run.caches);
   json["config"] = detail::Json::parse(run.config);
   if (run.best) {
     json["best"] = {{"loss", run.best->loss},
@@ -229,13 +235,13 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
                 " is missing; this is no checkpoint of tessera train.");
   }
   const int64_t samples = samples_from(json, source);
-  const uint64_t data = hash_from(
-      detail::as_string(json["data"], source + ": data"), source + ": data");
+  const uint64_t data = hash_in(json, "data", source);
   return {.step = detail::as_int(json["step"], source + ": step"),
           .samples = samples,
           .tokens = tokens_from(json, samples, source),
           .config = json["config"].dump(2) + "\n",
           .data = json.contains("tokens") ? data : 0,
+          .caches = hash_in(json, "caches", source),
           .best = best_from(json, source),
           .skipped = count("skipped"),
           .loss_scale = loss_scale_in(json, source),

@@ -43,6 +43,8 @@ struct SavedRun {
   // Hash of the fingerprints of what is trained on; 0: of an older version,
   // which took others too.
   uint64_t data = 0;
+  // Of the caches of its tokens; 0: there are none, or of an older version.
+  uint64_t caches = 0;
   std::optional<BestLoss> best = {};  // none: not validated so far
   int64_t skipped = 0;  // of the steps: those that updated nothing
   std::optional<optim::LossScaleState> loss_scale = {};  // none: not scaled

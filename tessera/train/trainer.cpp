@@ -244,7 +244,7 @@ class Trainer {
                 ", does not count");
       validation_->go_on(std::nullopt);
     }
-    if (leads()) warn_of_changes(*saved, config_, data_hash());
+    if (leads()) warn_of_changes(*saved, config_, data_hash(), caches_hash());
   }
 
   // What was refused until here has left the one before as it was.
@@ -258,10 +258,14 @@ class Trainer {
     if (!leads()) keep_tokenizer(config_, data_.tokenizer, folder_);
   }
 
-  uint64_t data_hash() const {
+  static uint64_t hash_of(const std::vector<data::FileFingerprint>& files) {
     std::vector<uint64_t> hashes;
-    for (const auto& file : data_.fingerprints) hashes.push_back(file.xxh3);
+    for (const auto& file : files) hashes.push_back(file.xxh3);
     return hash64(std::as_bytes(std::span(hashes)));
+  }
+  uint64_t data_hash() const { return hash_of(data_.fingerprints); }
+  uint64_t caches_hash() const {
+    return data_.caches.empty() ? 0 : hash_of(data_.caches);
   }
 
   void open_monitor() {
@@ -552,6 +556,7 @@ class Trainer {
                          .tokens = tokens_before_ + tokens_of(step_),
                          .config = to_json(config_),
                          .data = data_hash(),
+                         .caches = caches_hash(),
                          .best = validation_->best(),
                          .skipped = skipped_,
                          .loss_scale = loss_scale_state(),

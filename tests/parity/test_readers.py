@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -91,17 +92,19 @@ def configured(folder, *sections):
     return configuration({"train": ""}, folder, dict(MODEL) | found.pop("model", {}), **found)
 
 
-def start(program, path, folders, per_host, *arguments):
-    """A rank is started in the folder of its host."""
+def start(program, path, folders, per_host, *arguments, of_hosts=({}, {})):
+    """A rank is started in the folder of its host, with the host's variables."""
     port = free_port()
     return [subprocess.Popen([str(program), "train", str(path), *arguments], cwd=folders[host], text=True,
-                             stderr=subprocess.PIPE, env={**os.environ, **variables})
+                             stderr=subprocess.PIPE, env={**os.environ, **variables, **of_hosts[host]})
             for host, variables in places(per_host, port, "127.0.0.1")]
 
 
-def run(program, path, folders, per_host, *arguments):
-    for code, errors in end_of(start(program, path, folders, per_host, *arguments)):
+def run(program, path, folders, per_host, *arguments, **options):
+    ends = end_of(start(program, path, folders, per_host, *arguments, **options))
+    for code, errors in ends:
         assert code == 0, errors[-3000:]
+    return [errors for _, errors in ends]
 
 
 def assert_same_run(one, other):
@@ -183,6 +186,37 @@ def test_two_readers_with_other_files_are_told(program, full, empty, tmp_path):
         assert "ranks read different data" in errors and "on rank 0" in errors and "on rank 2" in errors, errors
     # Nobody of the second host reads: whatever lies there.
     run(program, configured(tmp_path / "fine", sections, {"mesh": {"pp": 2, "dp": 2}}), [full, empty], [2, 2])
+
+
+def test_tokens_of_another_day_are_told(program, full, tmp_path):
+    """In two time zones whose days are never the same, by a template that writes the day."""
+    early, late = {"TZ": "UTC+12"}, {"TZ": "UTC-14"}
+    hosts = [tmp_path / "one", tmp_path / "two"]
+    for host in hosts:
+        shutil.copytree(full / "data", host / "data")
+        (host / "data/dated.jinja").write_text(
+            "{{ strftime_now('%d') }} {% for m in messages %}{{ m.content }} {% endfor %}")
+    path = configured(tmp_path, MESHES["pp 2"][1], DATA["chats"], {
+        "run": {"dir": "runs"}, "checkpoint": {"dir": str(tmp_path / "checkpoints"), "every": 5},
+        "data": {"chat_template": "data/dated.jinja"} | EVERY})
+    for code, errors in end_of(start(program, path, hosts, [1, 1], of_hosts=[early, late])):
+        assert code == 74, errors
+        for words in ("ranks read different data: file 0 is runs/token_cache/tokens-", "on rank 0", "on rank 1",
+                      "strftime_now", "Remove them on every host", "run.dir"):
+            assert words in errors, errors
+
+    def remove_caches():
+        for host in hosts:
+            shutil.rmtree(host / "runs/token_cache")
+
+    said = "the tokens of the data are not those"
+    remove_caches()
+    run(program, path, hosts, [1, 1], "--run.steps=5", of_hosts=[early, early])
+    again = run(program, path, hosts, [1, 1], "--run.steps=10", of_hosts=[late, late])
+    assert "resumed after step 5" in again[0] and said not in again[0], again[0]
+    remove_caches()
+    again = run(program, path, hosts, [1, 1], "--run.steps=15", of_hosts=[late, late])
+    assert "resumed after step 10" in again[0] and said in again[0] and "the data is not" not in again[0], again[0]
 
 
 @pytest.mark.parametrize("mesh", ["pp 2", "dp 2 x pp 2"], ids=str)

@@ -4,13 +4,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <ctime>
 #include <filesystem>
 
+#include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/ignore_index.h"
 #include "tessera/data/dataset.h"
 #include "tessera/data/tokenizer_trainer.h"
+#include "tests/support/failure_of.h"
 
 namespace tessera::data {
 namespace {
@@ -141,6 +145,40 @@ TEST_F(ChatSamples, ATemplateThatWritesTheDateIsSaid) {
   CaptureStderr();
   prepare_tokens(source({.chat_template = plain}));
   EXPECT_THAT(GetCapturedStderr(), ::testing::Not(HasSubstr("strftime_now")));
+}
+
+// In two time zones whose days are never the same.
+TEST_F(ChatSamples, CachesOfTwoDaysAreToldApart) {
+  const std::string dated = folder_.file("dated.jinja");
+  write_file_atomic(dated,
+                    "{{ strftime_now('%d') }}{% for each in messages %}"
+                    "{{ each.content }}{% endfor %}");
+  const auto opened_in = [&](const char* zone, const std::string& cache) {
+    ::setenv("TZ", zone, /*overwrite=*/1);
+    ::tzset();
+    auto from = source({.chat_template = dated});
+    from.cache_folder = folder_.file(cache);
+    prepare_tokens(from);
+    ::unsetenv("TZ");
+    ::tzset();
+    return open_tokens(from);
+  };
+  const TokenStream early = opened_in("UTC+12", "early");
+  const TokenStream late = opened_in("UTC-14", "late");
+  EXPECT_EQ(early.caches().size(), 2u);
+  comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+    const TokenStream& own = ranks.rank() == 0 ? early : late;
+    compare_across(ranks.world(), own.fingerprints());
+    compare_caches_across(ranks.world(), late.caches());
+    const std::string said = testing::failure_of(
+        [&] { compare_caches_across(ranks.world(), own.caches()); });
+    for (const char* words : {"early/tokens-", "on rank 0", "late/tokens-",
+                              "on rank 1", "strftime_now", "run.dir"}) {
+      EXPECT_THAT(said, HasSubstr(words));
+    }
+    // Another rank reads for this one.
+    compare_caches_across(ranks.world(), own.caches(), ranks.rank() == 0);
+  });
 }
 
 // Samples of such templates were others once: their caches have another name.
