@@ -1,5 +1,7 @@
 // tessera plan: the flags, and what each of its two answers is given: the
 // fastest layouts (plan_search.h), or a step (plan_drawing.h).
+#include <c10/util/StringUtil.h>
+
 #include <filesystem>
 #include <optional>
 
@@ -59,7 +61,10 @@ class PlanCommand {
     if (deepspeed_) deepspeed_->apply_batch(config_, world, origins_);
     engine::complete(config_, world);
     if (cluster_) {
-      cluster_->check_world(world);
+      cluster_->check_world(
+          world, flags_.world > 0
+                     ? c10::str("--world ", world, " is")
+                     : c10::str("the mesh asks for ", world, " ranks,"));
       config_.run.device_types = {cluster_->device_type()};
     }
     TS_CHECK_CONFIG(!config_.mesh.star(),

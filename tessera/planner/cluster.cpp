@@ -97,11 +97,10 @@ c10::DeviceType Cluster::device_type() const {
   return device.kind == "cuda" ? c10::kCUDA : c10::kCPU;
 }
 
-void Cluster::check_world(int64_t ranks) const {
-  TS_CHECK_CONFIG(ranks <= num_devices(), "--world ", ranks,
-                  " is more than the cluster has: nodes ", nodes,
-                  " x devices_per_node ", devices_per_node, " = ",
-                  num_devices(), ".");
+void Cluster::check_world(int64_t ranks, const std::string& what) const {
+  TS_CHECK_CONFIG(
+      ranks <= num_devices(), what, " more than the cluster has: nodes ", nodes,
+      " x devices_per_node ", devices_per_node, " = ", num_devices(), ".");
 }
 
 int64_t Cluster::memory_bytes() const {

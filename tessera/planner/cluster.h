@@ -49,8 +49,9 @@ struct Cluster {
 
   c10::DeviceType device_type() const;
   int64_t num_devices() const { return nodes * devices_per_node; }
-  // TS_CHECK_CONFIG where it has fewer devices.
-  void check_world(int64_t ranks) const;
+  // TS_CHECK_CONFIG where it has fewer devices; `what` asks for so many ranks,
+  // as the message begins: "--world 9 is".
+  void check_world(int64_t ranks, const std::string& what) const;
   int64_t memory_bytes() const;                          // of a device
   double flops() const { return device.tflops * 1e12; }  // a second, of one
   // The link over which ranks that differ along an axis talk.

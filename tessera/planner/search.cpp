@@ -373,7 +373,8 @@ std::string others_text(const std::map<std::string, Outcome>& outcomes,
 
 Search search(const RunConfig& base, const Cluster& cluster,
               const SearchOptions& options, const IsSet& is_set) {
-  cluster.check_world(options.world_size);
+  cluster.check_world(options.world_size,
+                      c10::str("--world ", options.world_size, " is"));
   return Searching(base, cluster, options, is_set).run();
 }
 

@@ -226,6 +226,10 @@ def test_few_microbatches_are_told(program, folder):
     (["--draw", "--world", "0"], 2, ["--world"]),
     (["--draw", "--json", "run.json"], 2, ["run.json, which this command reads"]),
     (["--draw", "--mesh.pp=16"], 78, ["mesh.pp (16)"]),
+    (["--draw", "--cluster", "cluster.json", "--mesh.dp_shard=16", "--batch.global=16"], 78,
+     ["the mesh asks for 16 ranks, more than", "nodes 2 x devices_per_node 4 = 8"]),
+    (["--draw", "--cluster", "cluster.json", "--world", "16", "--mesh.dp_shard=16", "--batch.global=16"], 78,
+     ["--world 16 is more than"]),
     (["--draw", "--mesh.data_parallel=dp"], 78, ["mesh.data_parallel"]),
 ])
 def test_bad_input(program, folder, flags, code, words):
