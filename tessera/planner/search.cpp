@@ -60,7 +60,10 @@ class Searching {
         cluster_(cluster),
         options_(options),
         is_set_(is_set),
-        flops_(base) {}
+        flops_(base),
+        modes_(is_set("recompute.mode")
+                   ? std::vector<std::string>{base.recompute.mode}
+                   : std::vector<std::string>{"none", "selective", "block"}) {}
 
   Search run() {
     const auto layouts =
@@ -73,11 +76,15 @@ class Searching {
       for (; next != layouts.end() && std::ssize(wave) < kAtOnce; ++next) {
         if (!is_ruled_out(*next)) wave.push_back(&*next);
       }
-      for (Tried& each : all_tried(wave)) take(std::move(each));
+      auto results = all_tried(wave);
+      for (size_t i = 0; i < wave.size(); ++i) {
+        take(*wave[i], std::move(results[i]));
+      }
       if (found_.plans.empty()) laid_out_ = 0;
       if (options_.progress) options_.progress(found_);
     }
     if (found_.plans.empty()) refuse();
+    note_modes();
     return std::move(found_);
   }
 
@@ -131,17 +138,18 @@ class Searching {
 
   // Also where as many as may be were looked at.
   bool is_ruled_out(const Layout& layout) {
-    if (layout.bound >= slowest_of_the_best()) {
+    const double bound = bound_of(layout, modes_.front());
+    if (bound >= slowest_of_the_best()) {
       ++found_.ruled_out;
-      note(layout.of(base_, is_set_),
-           [&](Outcome& outcome) { lower(outcome.bound_s, layout.bound); });
+      note_unseen(layout);
       return true;
     }
     if (is_above_memory(layout)) return true;
     // Nothing is said of what fits before all was looked at.
     if (laid_out_ >= options_.most && !found_.plans.empty()) {
       ++found_.left;
-      lower(found_.left_bound_s, layout.bound);
+      lower(found_.left_bound_s, bound);
+      note_unseen(layout);
       return true;
     }
     ++laid_out_;
@@ -168,11 +176,8 @@ class Searching {
 
   Tried tried(const Layout& layout, double slowest) const {
     Tried result;
-    const std::vector<std::string> all = {"none", "selective", "block"};
-    const std::vector<std::string> own = {base_.recompute.mode};
-    for (const auto& mode : is_set_("recompute.mode") ? own : all) {
-      const double bound =
-          layout.bound * flops_.recompute_factor(mode, base_.recompute.every);
+    for (const auto& mode : modes_) {
+      const double bound = bound_of(layout, mode);
       RunConfig config = layout.of(base_, is_set_);
       config.recompute.mode = mode;
       if (bound >= slowest) {
@@ -203,14 +208,46 @@ class Searching {
     return most;
   }
 
-  void take(Tried result) {
+  double bound_of(const Layout& layout, const std::string& mode) const {
+    return layout.bound * flops_.recompute_factor(mode, base_.recompute.every);
+  }
+
+  // It may have any mode of recomputation.
+  void note_unseen(const Layout& layout) {
+    const double bound = bound_of(layout, modes_.front());
+    note(layout.of(base_, is_set_),
+         [&](Outcome& outcome) { lower(outcome.bound_s, bound); });
+    for (const auto& mode : modes_) {
+      lower(least_of_modes_[mode], bound_of(layout, mode));
+    }
+  }
+
+  // It was looked at with modes up to this one.
+  void note_modes_behind(const Layout& layout, const std::string& seen) {
+    auto mode = std::ranges::find(modes_, seen);
+    while (mode != modes_.end() && ++mode != modes_.end()) {
+      lower(least_of_modes_[*mode], bound_of(layout, *mode));
+    }
+  }
+
+  // Of modes that some layout needs.
+  void note_modes() {
+    for (auto& [mode, outcome] : found_.outcomes["recompute.mode"]) {
+      const auto least = least_of_modes_.find(mode);
+      if (least != least_of_modes_.end()) lower(outcome.bound_s, least->second);
+    }
+  }
+
+  void take(const Layout& layout, Tried result) {
     if (result.plan) {
       ++found_.simulated;
+      note_modes_behind(layout, result.plan->config.recompute.mode);
       keep(*std::move(result.plan));
     } else if (result.bound > 0) {
       ++found_.ruled_out;
       note(result.config,
            [&](Outcome& outcome) { lower(outcome.bound_s, result.bound); });
+      note_modes_behind(layout, result.config.recompute.mode);
     } else if (result.bytes > 0) {
       ++found_.too_large;
       note(result.config,
@@ -313,7 +350,11 @@ class Searching {
   const SearchOptions& options_;
   const IsSet& is_set_;
   const TokenFlops flops_;
+  // Of recomputation, in the order in which they are tried.
+  const std::vector<std::string> modes_;
   Search found_;
+  // Of layouts that were not laid out with a mode: the least bound.
+  std::map<std::string, double> least_of_modes_;
   int64_t laid_out_ = 0;
   std::optional<MemoryFloor> floor_;  // none: no layout can be run
   std::string refusal_;               // the first
@@ -338,7 +379,17 @@ bool is_before(const std::string& one, const std::string& other) {
   return key(one) < key(other);
 }
 
-// "With 2: 1.08, 8: at least 1.21 times as long. Too large: 1 (96 GiB)".
+// Of the best layout: "1.08", "at least 1.21", "0.97 to 1.08".
+std::string time_text(const Outcome& outcome, double best) {
+  const std::string least = fixed(outcome.bound_s / best, 2);
+  const std::string most = fixed(outcome.best_s / best, 2);
+  if (outcome.best_s == 0) return "at least " + least;
+  const bool is_open = outcome.bound_s > 0 && outcome.bound_s < outcome.best_s;
+  return is_open && least != most ? least + " to " + most : most;
+}
+
+// "With 2: 1.08, 4: 0.97 to 1.08, 8: at least 1.21 times as long. Too large: 1
+// (96 GiB)".
 std::string others_text(const std::map<std::string, Outcome>& outcomes,
                         const std::string& own, double best) {
   std::vector<std::string> values;
@@ -349,10 +400,8 @@ std::string others_text(const std::map<std::string, Outcome>& outcomes,
   std::vector<std::string> times, too_large, text;
   for (const auto& value : values) {
     const Outcome& outcome = outcomes.at(value);
-    if (outcome.best_s > 0) {
-      times.push_back(value + ": " + fixed(outcome.best_s / best, 2));
-    } else if (outcome.bound_s > 0) {
-      times.push_back(value + ": at least " + fixed(outcome.bound_s / best, 2));
+    if (outcome.best_s > 0 || outcome.bound_s > 0) {
+      times.push_back(value + ": " + time_text(outcome, best));
     } else {
       too_large.push_back(
           outcome.least_bytes > 0

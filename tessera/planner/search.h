@@ -40,8 +40,10 @@ struct Plan {
 
 // What is known of the layouts in which a key has a value.
 struct Outcome {
-  double best_s = 0;        // of those that were simulated; 0: none
-  double bound_s = 0;       // the least bound of those that were ruled out
+  double best_s = 0;  // of those that were simulated; 0: none
+  // The least bound of the others: ruled out, left, or not tried with this
+  // recompute.mode; 0: there are none.
+  double bound_s = 0;
   int64_t least_bytes = 0;  // of those laid out that do not fit
 };
 // By key and value, as flags have them: outcomes["mesh.tp"]["8"].
@@ -70,8 +72,9 @@ struct SearchOptions {
 Search search(const engine::RunConfig& base, const Cluster& cluster,
               const SearchOptions& options, const IsSet& is_set);
 
-// Why the first plan is that one, in sentences: what other values of each key
-// would take, or that they do not fit.
+// Why the first plan is that one, in sentences: what the best layout with each
+// other value of a key would take, between its bound and what was simulated
+// where these differ, or that none fits.
 std::vector<std::string> reasons_of(const Search& search,
                                     const Cluster& cluster);
 

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tessera/core/config.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/step_plan.h"
@@ -376,6 +377,79 @@ TEST(Search, TheBestAreOfMeshesOfTheirOwn) {
   EXPECT_EQ(changes.size(), 4);
   EXPECT_LT(changes[0].step, 1);
   for (const Change& change : changes) EXPECT_GE(change.step, 0.5);
+}
+
+// The run with a key's value as outcomes have it.
+engine::RunConfig with(engine::RunConfig config, const std::string& key,
+                       const std::string& value) {
+  config::Section root;
+  config.declare(root);
+  config::resolve(root, "{}", "", {{key, value, "--" + key}});
+  return config;
+}
+
+// Of all layouts with that value; none: no such layout fits.
+std::optional<double> fastest_with(const std::string& key,
+                                   const std::string& value,
+                                   const engine::RunConfig& config,
+                                   const Cluster& cluster) {
+  const SearchOptions options{.world_size = kWorld, .top = 1, .most = kAll};
+  const IsSet is_set = [&](const std::string& name) { return name == key; };
+  try {
+    return search(with(config, key, value), cluster, options, is_set)
+        .plans.at(0)
+        .step_s;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// With layouts that are ruled out, left, and in need of recomputation.
+TEST(Search, WhatIsSaidOfAValueHoldsOfTheBestLayoutWithIt) {
+  Cluster cluster = small_cluster();
+  cluster.device.memory_gib = 0.003;
+  const auto config = run();
+  for (const int64_t most : {int64_t{8}, kAll}) {
+    const Search found =
+        search(config, cluster, {.world_size = kWorld, .top = 2, .most = most},
+               kNothingIsSet);
+    for (const auto* key :
+         {"mesh.pp", "mesh.tp", "mesh.cp", "batch.micro", "recompute.mode"}) {
+      for (const auto& [value, outcome] : found.outcomes.at(key)) {
+        const std::string what = c10::str(key, " ", value, ", most ", most);
+        const auto fastest = fastest_with(key, value, config, cluster);
+        if (!fastest) {
+          EXPECT_EQ(outcome.best_s, 0) << what;
+          continue;
+        }
+        EXPECT_GT(outcome.best_s + outcome.bound_s, 0) << what;
+        const double best = outcome.best_s > 0 ? outcome.best_s : *fastest;
+        const double bound = outcome.bound_s > 0 ? outcome.bound_s : best;
+        EXPECT_LE(*fastest, best * (1 + 1e-9)) << what;
+        EXPECT_GE(*fastest, std::min(bound, best) * (1 - 1e-9)) << what;
+      }
+    }
+  }
+}
+
+TEST(Search, AReasonSaysWhatIsKnown) {
+  Search found = search(run(), small_cluster(),
+                        {.world_size = kWorld, .top = 1}, kNothingIsSet);
+  Plan& best = found.plans.at(0);
+  best.step_s = 2;
+  best.config.mesh.cp = 1;
+  found.outcomes = {{"mesh.cp",
+                     {{"1", {.best_s = 2, .bound_s = 1.9}},
+                      {"2", {.best_s = 3}},
+                      {"4", {.best_s = 3, .bound_s = 2.5}},
+                      {"8", {.best_s = 3, .bound_s = 3.5}},
+                      {"16", {.best_s = 3, .bound_s = 2.999}},
+                      {"32", {.bound_s = 1.8, .least_bytes = int64_t{1} << 30}},
+                      {"64", {.least_bytes = int64_t{1} << 30}},
+                      {"128", {}}}}};
+  EXPECT_EQ(reasons_of(found, small_cluster()).back(),
+            "mesh.cp 1. With 2: 1.50, 4: 1.25 to 1.50, 8: 1.50, 16: 1.50, 32: "
+            "at least 0.90 times as long. Too large: 64 (1.0 GiB), 128");
 }
 
 TEST(Search, WhatTheUserHasSetIsKept) {
