@@ -78,7 +78,10 @@ class PlanCommand {
     }
     const int64_t world =
         flags_.world > 0 ? flags_.world : cluster_->num_devices();
-    if (deepspeed_) deepspeed_->apply_batch(config_, world, origins_);
+    if (deepspeed_) {
+      const auto idle = deepspeed_->check_searched_batch(config_, origins_);
+      if (!idle.empty()) log::warning(idle, ".");
+    }
     search_plans(config_, origins_, *cluster_,
                  {.world = world,
                   .top = flags_.top > 0 ? flags_.top : 5,

@@ -107,6 +107,11 @@ void DeepSpeed::apply_batch(RunConfig& config, int64_t world_size,
                config, origins);
 }
 
+std::string DeepSpeed::check_searched_batch(
+    const RunConfig& config, const config::Provenance& origins) const {
+  return detail::check_searched_batch(impl_->values, config, origins);
+}
+
 std::string DeepSpeed::without_effect() const {
   // By reason, in the order of the first key of each.
   std::vector<std::pair<std::string, std::vector<std::string>>> reasons;

@@ -40,6 +40,11 @@ class DeepSpeed {
   // apply(); config's mesh fits the world, or TS_CHECK_CONFIG says so.
   void apply_batch(RunConfig& config, int64_t world_size,
                    config::Provenance& origins);
+  // In place of that where the mesh is searched: nothing follows of the batch,
+  // and batch.global must not be left to follow (TS_CHECK_CONFIG). Returns what
+  // has no effect there, with the reason, or "". REQUIRES: apply().
+  std::string check_searched_batch(const RunConfig& config,
+                                   const config::Provenance& origins) const;
 
   // Keys that have no effect, with the reasons; "": none.
   std::string without_effect() const;

@@ -200,6 +200,60 @@ TEST(DeepSpeed, ABatchThatDoesNotFitIsRefusedWithItsEquation) {
   EXPECT_THAT(refusal(kA, R"({"mesh": {"dp": 2}})", 4), HasSubstr("mesh"));
 }
 
+// For a mesh that is searched: what is said, and what the run has then.
+std::string of_search(const std::string& deepspeeds, const std::string& run,
+                      int64_t global, int64_t micro) {
+  config::Provenance origins;
+  auto config = run_config_from_text(run, "run", {}, &origins);
+  DeepSpeed deepspeed(deepspeeds, "ds");
+  deepspeed.apply(config, origins);
+  const std::string said = deepspeed.check_searched_batch(config, origins);
+  EXPECT_EQ(config.batch.global, global) << deepspeeds;
+  EXPECT_EQ(config.batch.micro, micro) << deepspeeds;
+  EXPECT_EQ(config::is_set(origins, "batch.micro"), micro > 0) << deepspeeds;
+  return said;
+}
+
+TEST(DeepSpeed, NothingFollowsOfTheBatchOfASearch) {
+  const int64_t usual = RunConfig().batch.global;
+  EXPECT_EQ(of_search(R"({"train_batch_size": 7})", "{}", 7, 0), "");
+  EXPECT_EQ(of_search(R"({"train_batch_size": 24,
+                          "train_micro_batch_size_per_gpu": 5})",
+                      "{}", 24, 5),
+            "");
+  EXPECT_EQ(of_search("{}", R"({"batch": {"micro": 3}})", usual, 3), "");
+  EXPECT_EQ(of_search(R"({"train_micro_batch_size_per_gpu": "auto"})",
+                      R"({"batch": {"micro": 3}})", usual, 3),
+            "");
+  const std::string idle =
+      "ds:1:33: gradient_accumulation_steps is 5, without effect on a search: "
+      "what a rank accumulates follows from batch.global and from the layout";
+  const std::string steps = R"({"gradient_accumulation_steps": 5})";
+  EXPECT_EQ(of_search(steps, "{}", usual, 0), idle);
+  EXPECT_EQ(of_search(steps, R"({"batch": {"global": 24, "micro": 2}})", 24, 2),
+            idle);
+  const auto refused = [](const std::string& deepspeeds,
+                          const std::string& run) -> std::string {
+    try {
+      of_search(deepspeeds, run, 0, 0);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+      return error.what_without_backtrace();
+    }
+    return "";
+  };
+  EXPECT_EQ(
+      refused(R"({"train_micro_batch_size_per_gpu": 3})", "{}"),
+      "batch: train_batch_size is open, and would follow from the "
+      "data-parallel degree, which is searched: train_micro_batch_size_per_gpu "
+      "is 3 (ds:1:36: train_micro_batch_size_per_gpu). Give train_batch_size, "
+      "or batch.global.");
+  EXPECT_THAT(refused(steps, R"({"batch": {"micro": 3}})"),
+              HasSubstr("_per_gpu is 3 (run:1:21). Give train_batch_size"));
+  EXPECT_THAT(refused(R"({"gradient_accumulation_steps": 0})", "{}"),
+              HasSubstr("it must be at least 1"));
+}
+
 TEST(DeepSpeed, Optimizers) {
   const auto optimizer = [](const std::string& type,
                             const std::string& params) {

@@ -167,6 +167,37 @@ def test_the_fastest_layout_is_found_and_trains(program, folder):
     assert (summary["world_size"], summary["steps"]) == (2, 4)
 
 
+def with_deepspeeds(program, folder, values, *flags, code=0):
+    """A search with a run.json that says nothing of the batch."""
+    (folder / "run.json").write_text(json.dumps({**RUN, "batch": {}}))
+    (folder / "ds.json").write_text(json.dumps(values))
+    done = plan(program, folder, "--cluster", "cluster.json", "--world", "4", "--deepspeed", "ds.json", "--json",
+                "found.json", *flags, code=code)
+    return json.loads((folder / "found.json").read_text()) if code == 0 else None, done.stderr
+
+
+@pytest.mark.parametrize("values, flags", [
+    ({"train_batch_size": 8}, ["--batch.global=8"]),
+    ({"train_batch_size": 2}, ["--batch.global=2"]),  # fewer than ranks
+    ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}, ["--batch.global=8", "--batch.micro=2"]),
+    ({"train_batch_size": 8, "gradient_accumulation_steps": 4}, ["--batch.global=8"]),
+])
+def test_a_search_takes_deepspeeds_batch_as_the_runs(program, folder, values, flags):
+    found, said = with_deepspeeds(program, folder, values)
+    assert ("gradient_accumulation_steps is 4, without effect on a search" in said) == (len(flags) < len(values))
+    assert found == with_deepspeeds(program, folder, {}, *flags)[0]
+
+
+@pytest.mark.parametrize("values", [
+    {"train_micro_batch_size_per_gpu": 2},
+    {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2},
+])
+def test_a_search_asks_for_the_batch_that_follows_from_no_mesh(program, folder, values):
+    said = with_deepspeeds(program, folder, values, code=78)[1]
+    assert "train_micro_batch_size_per_gpu is 2 (ds.json:1:" in said
+    assert "Give train_batch_size, or batch.global." in said
+
+
 def test_a_search_keeps_what_is_set(program, folder):
     found, _ = searched(program, folder, "--mesh.pp=2", "--recompute.mode=block")
     assert all("pp 2 " in each["layout"] and "recompute block" in each["layout"] for each in found["plans"])

@@ -142,12 +142,8 @@ class Equation {
   Number batch_, micro_, steps_;
 };
 
-}  // namespace
-
-std::vector<DeepSpeedSetting> batch_settings(const DeepSpeedValues& values,
-                                             const RunConfig& config,
-                                             const config::Provenance& origins,
-                                             int64_t world_size) {
+// Whether the file gives any of the three numbers, which are checked.
+bool says_of_batch(const DeepSpeedValues& values) {
   bool says = false;
   for (const char* name : {"train_batch_size", "train_micro_batch_size_per_gpu",
                            "gradient_accumulation_steps"}) {
@@ -158,8 +154,36 @@ std::vector<DeepSpeedSetting> batch_settings(const DeepSpeedValues& values,
     TS_CHECK_CONFIG(!given || given->value <= kMost, given->origin, " is ",
                     given->value.dump(), ": it must be at most ", kMost, ".");
   }
-  if (!says) return {};
+  return says;
+}
+
+}  // namespace
+
+std::vector<DeepSpeedSetting> batch_settings(const DeepSpeedValues& values,
+                                             const RunConfig& config,
+                                             const config::Provenance& origins,
+                                             int64_t world_size) {
+  if (!says_of_batch(values)) return {};
   return Equation(values, config, origins, world_size).solved();
+}
+
+std::string check_searched_batch(const DeepSpeedValues& values,
+                                 const RunConfig& config,
+                                 const config::Provenance& origins) {
+  if (!says_of_batch(values)) return "";
+  const bool has_micro =
+      config::is_set(origins, "batch.micro") && config.batch.micro > 0;
+  TS_CHECK_CONFIG(config::is_set(origins, "batch.global") || !has_micro,
+                  "batch: train_batch_size is open, and would follow from the "
+                  "data-parallel degree, which is searched: "
+                  "train_micro_batch_size_per_gpu is ",
+                  config.batch.micro, " (", origins.at("batch.micro"),
+                  "). Give train_batch_size, or batch.global.");
+  const auto* steps = values.find("gradient_accumulation_steps");
+  if (!steps) return "";
+  return c10::str(steps->origin, " is ", steps->value.dump(),
+                  ", without effect on a search: what a rank accumulates "
+                  "follows from batch.global and from the layout");
 }
 
 }  // namespace tessera::engine::detail

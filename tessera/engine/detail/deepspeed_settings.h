@@ -49,4 +49,11 @@ std::vector<DeepSpeedSetting> batch_settings(const DeepSpeedValues& values,
                                              const config::Provenance& origins,
                                              int64_t world_size);
 
+// For a search, which has no degree yet: that the batch does not hang on it
+// (TS_CHECK_CONFIG). Returns what has no effect there, with the reason, or "".
+// REQUIRES: as batch_settings().
+std::string check_searched_batch(const DeepSpeedValues& values,
+                                 const RunConfig& config,
+                                 const config::Provenance& origins);
+
 }  // namespace tessera::engine::detail
