@@ -40,7 +40,7 @@ class PlanCommand {
   PlanCommand(const PlanFlags& flags, const std::vector<std::string>& extras)
       : flags_(flags) {
     check_usage();
-    config_ = engine::read_run_config(
+    config_ = engine::read_planned_config(
         flags.file, overrides_of(flags.sets, extras), &origins_);
     if (!flags.deepspeed.empty()) {
       deepspeed_.emplace(flags.deepspeed);

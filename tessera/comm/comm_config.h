@@ -18,6 +18,8 @@ struct CommConfig {
   std::string algorithm = CommunicatorOptions().algorithm;
   int64_t timeout_s = CommunicatorOptions().timeout / std::chrono::seconds(1);
   int64_t silence_s = CommunicatorOptions().silence / std::chrono::seconds(1);
+  // No key: `backend` is of ranks that this build starts, and must be in it.
+  bool is_of_this_build = true;
   void declare(config::Section& section);
   // Of the ranks that this process starts on its host, which has `num_gpus`:
   // throws TS_CHECK_CONFIG where backend nccl has a rank without a GPU of its

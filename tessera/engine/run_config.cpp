@@ -184,6 +184,26 @@ mesh::DeviceMesh complete_place(RunConfig& config, int64_t world_size) {
   return mesh;
 }
 
+void read_into(RunConfig& config, const std::string& text,
+               const std::string& source,
+               const std::vector<config::Override>& overrides,
+               config::Provenance* origins) {
+  config::Section root;
+  config.declare(root);
+  auto found = config::resolve(root, text, source, overrides);
+  if (origins) *origins = std::move(found);
+}
+
+// As it is in the file, or "{}".
+std::string text_of_file(const std::string& path) {
+  TS_CHECK_CONFIG(path.empty() || std::filesystem::exists(path), path,
+                  ": there is no such configuration file.");
+  TS_CHECK_CONFIG(path.empty() || std::filesystem::is_regular_file(path), path,
+                  ": is no file, but a folder, a pipe or a device. A "
+                  "configuration is read by every rank: save it to a file.");
+  return path.empty() ? "{}" : tessera::detail::read_json_text(path);
+}
+
 }  // namespace
 
 c10::DeviceType RunSection::device_of_stage(int64_t stage) const {
@@ -273,24 +293,23 @@ RunConfig run_config_from_text(const std::string& text,
                                const std::vector<config::Override>& overrides,
                                config::Provenance* origins) {
   RunConfig config;
-  config::Section root;
-  config.declare(root);
-  auto found = config::resolve(root, text, source, overrides);
-  if (origins) *origins = std::move(found);
+  read_into(config, text, source, overrides, origins);
   return config;
 }
 
 RunConfig read_run_config(const std::string& path,
                           const std::vector<config::Override>& overrides,
                           config::Provenance* origins) {
-  TS_CHECK_CONFIG(path.empty() || std::filesystem::exists(path), path,
-                  ": there is no such configuration file.");
-  TS_CHECK_CONFIG(path.empty() || std::filesystem::is_regular_file(path), path,
-                  ": is no file, but a folder, a pipe or a device. A "
-                  "configuration is read by every rank: save it to a file.");
-  const std::string text =
-      path.empty() ? "{}" : tessera::detail::read_json_text(path);
-  return run_config_from_text(text, path, overrides, origins);
+  return run_config_from_text(text_of_file(path), path, overrides, origins);
+}
+
+RunConfig read_planned_config(const std::string& path,
+                              const std::vector<config::Override>& overrides,
+                              config::Provenance* origins) {
+  RunConfig config;
+  config.comm.is_of_this_build = false;
+  read_into(config, text_of_file(path), path, overrides, origins);
+  return config;
 }
 
 std::string to_json(const RunConfig& config) {

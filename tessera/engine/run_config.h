@@ -85,6 +85,11 @@ struct RunConfig : parallel::ParallelConfig {
 RunConfig read_run_config(const std::string& path,
                           const std::vector<config::Override>& overrides = {},
                           config::Provenance* origins = nullptr);
+// The same of a run that is planned, for ranks of other hosts and builds:
+// comm.backend need not be one of this build.
+RunConfig read_planned_config(const std::string& path,
+                              const std::vector<config::Override>& overrides,
+                              config::Provenance* origins);
 
 // The same from a text, as config.json has it; `source` names it.
 RunConfig run_config_from_text(

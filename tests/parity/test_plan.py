@@ -167,6 +167,12 @@ def test_the_fastest_layout_is_found_and_trains(program, folder):
     assert (summary["world_size"], summary["steps"]) == (2, 4)
 
 
+def test_a_backend_that_this_build_lacks_is_planned(program, folder):
+    searched(program, folder, "--world", "2", "--top", "1", "--comm.backend=nccl", "--emit", "fast.json")
+    assert json.loads((folder / "fast.json").read_text())["comm"]["backend"] == "nccl"
+    plan(program, folder, "--draw", "--comm.backend=nccl")
+
+
 def with_deepspeeds(program, folder, values, *flags, code=0):
     """A search with a run.json that says nothing of the batch."""
     (folder / "run.json").write_text(json.dumps({**RUN, "batch": {}}))

@@ -34,8 +34,9 @@ void CommConfig::declare(config::Section& section) {
            "of its own; nccl: refused where one has not; mpi: the ranks that "
            "mpirun started")
       .one_of({"auto", "shm", "gloo", "mpi", "nccl"})
-      .check([](const config::Value& value) {
-        return reason_against(std::get<std::string>(value));
+      .check([is_of_this_build = is_of_this_build](const config::Value& value) {
+        return is_of_this_build ? reason_against(std::get<std::string>(value))
+                                : "";
       });
   section
       .key("algorithm", algorithm,
