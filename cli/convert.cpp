@@ -107,12 +107,12 @@ void write_run(const ConvertFlags& flags, const train::ModelSource& source,
   const fs::path to = folder_named(flags.to);
   auto saved = train::saved_run_from(
       checkpoint::read_manifest(source.path).extra, source.path);
-  auto config = engine::run_config_from_text(saved.config, source.path);
+  auto config = engine::saved_run_config(saved.config, source.path);
   config.run.name = to.filename();
   config.run.dir = to.has_parent_path() ? to.parent_path() : fs::path(".");
   config.checkpoint.dir.clear();
   const std::string text = engine::to_json(config);
-  engine::run_config_from_text(text, flags.to);  // or it could not be used
+  engine::saved_run_config(text, flags.to);  // or it could not be used
   config.run.name = written.filename();
   const train::RunFolder folder(config);
   std::error_code error;

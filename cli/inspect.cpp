@@ -56,7 +56,7 @@ void add_parameters_of_run(Json& json, const std::string& extra,
   const Json said = Json::parse(extra, nullptr, /*allow_exceptions=*/false);
   if (!said.is_object() || !said.contains("config")) return;
   add_parameters(json, [&] {
-    return engine::run_config_from_text(said["config"].dump(), path).model;
+    return engine::saved_run_config(said["config"].dump(), path).model;
   });
 }
 

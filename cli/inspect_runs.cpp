@@ -55,8 +55,8 @@ Json last_step_of(const fs::path& run) {
 
 engine::RunConfig config_of(const fs::path& run) {
   const fs::path config = run / "config.json";
-  return engine::run_config_from_text(detail::read_json_text(config),
-                                      config.string());
+  return engine::saved_run_config(detail::read_json_text(config),
+                                  config.string());
 }
 
 // The name in the file DIR/best, or "".

@@ -312,6 +312,13 @@ RunConfig read_planned_config(const std::string& path,
   return config;
 }
 
+RunConfig saved_run_config(const std::string& text, const std::string& source) {
+  RunConfig config;
+  config.comm.is_of_this_build = false;
+  read_into(config, text, source, {}, nullptr);
+  return config;
+}
+
 std::string to_json(const RunConfig& config) {
   RunConfig copy = config;
   config::Section root;

@@ -97,6 +97,10 @@ RunConfig run_config_from_text(
     const std::vector<config::Override>& overrides = {},
     config::Provenance* origins = nullptr);
 
+// As a run has saved it, maybe on hosts of another build: `text` of `source`,
+// whose comm.backend need not be one of this build either.
+RunConfig saved_run_config(const std::string& text, const std::string& source);
+
 // As config.json of the run folder has it.
 std::string to_json(const RunConfig& config);
 

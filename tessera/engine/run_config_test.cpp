@@ -601,5 +601,18 @@ TEST(RunConfig, FilesAndOverrides) {
   EXPECT_EQ(to_json(read_run_config("")), to_json(RunConfig{}));
 }
 
+// Of hosts with GPUs, read on one without.
+TEST(RunConfig, OneThatWasSavedMayBeOfAnotherBuild) {
+  const auto saved = [](const char* backend) {
+    const std::string text =
+        c10::str("{\"comm\": {\"backend\": \"", backend, "\"}}");
+    return saved_run_config(text, "config.json").comm.backend;
+  };
+  for (const char* backend : {"nccl", "mpi"}) {
+    EXPECT_EQ(saved(backend), backend);
+  }
+  EXPECT_THROW(saved("nccI"), Error);
+}
+
 }  // namespace
 }  // namespace tessera::engine

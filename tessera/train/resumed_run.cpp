@@ -135,7 +135,7 @@ class Differences {
 std::optional<RunConfig> config_of(const SavedRun& saved,
                                    const std::string& source) {
   try {
-    return engine::run_config_from_text(saved.config, source);
+    return engine::saved_run_config(saved.config, source);
   } catch (const Error&) {
     return std::nullopt;
   }

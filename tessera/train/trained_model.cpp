@@ -31,8 +31,8 @@
 
 namespace tessera::train {
 
-using engine::run_config_from_text;
 using engine::RunConfig;
+using engine::saved_run_config;
 
 namespace {
 
@@ -49,7 +49,7 @@ fs::path checkpoints_of(const fs::path& run) {
   const fs::path config = run / "config.json";
   if (!fs::exists(config)) return own;
   const std::string text = tessera::detail::read_json_text(config);
-  const RunConfig saved = run_config_from_text(text, config.string());
+  const RunConfig saved = saved_run_config(text, config.string());
   if (saved.checkpoint.dir.empty()) return own;  // wherever the run lies now
   const fs::path elsewhere = RunFolder(saved).checkpoints();
   if (checkpoint::has_checkpoints(elsewhere.string())) return elsewhere;
@@ -99,7 +99,7 @@ ModelSource source_of_checkpoint(const fs::path& path, c10::ScalarType dtype) {
   auto reading = std::make_shared<const checkpoint::Reading>(path.string());
   const auto manifest = checkpoint::read_manifest(path.string());
   const SavedRun saved = saved_run_from(manifest.extra, path.string());
-  RunConfig run = run_config_from_text(saved.config, path.string());
+  RunConfig run = saved_run_config(saved.config, path.string());
   const bool began_random = !run.model.load_weights;
   run.model.load_weights = false;  // the run did, once
   ModelSource source{.path = path.string(),

@@ -39,7 +39,7 @@ RunConfig config_of_traced(const std::string& run) {
                   "\", a folder without config.json, which every run has. "
                   "Trace a run again, or use facts.");
   try {
-    return run_config_from_text(tessera::detail::read_json_text(path), path);
+    return saved_run_config(tessera::detail::read_json_text(path), path);
   } catch (const Error& error) {
     throw Error(
         error.exit_code(),
