@@ -9,7 +9,7 @@ namespace {
 
 bool is_of_word(char letter) {
   return std::isalnum(static_cast<unsigned char>(letter)) != 0 ||
-         letter == '_' || letter == '.' || letter == '/';
+         letter == '_' || letter == '.' || letter == '/' || letter == '-';
 }
 
 // Whole words alone: a path may have such a part.

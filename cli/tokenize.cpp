@@ -263,7 +263,9 @@ void decode(const DecodeFlags& flags) {
 
 // What they are called in the configuration.
 void with_input_flags(const std::function<void()>& work) {
-  with_flags_for({{"data.field", "--field"}, {"data.exclude", "--exclude"}},
+  with_flags_for({{"data.field", "--field"},
+                  {"data.exclude", "--exclude"},
+                  {"set data.format to text or name", "name"}},  // it has none
                  work);
 }
 

@@ -41,9 +41,10 @@ struct CommunicatorOptions {
   // processes of one host, TCPStore across hosts. Unused with one rank.
   c10::intrusive_ptr<c10d::Store> store = {};
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  // After which a rank that is stopped, or on a host that is cut off, counts as
-  // lost, whoever waits for it: all operations of groups fail. 0: by `timeout`
-  // alone, which also limits how long ranks wait to meet.
+  // After which a rank that is stopped, on a host that is cut off, or gone
+  // without having closed its communicator, counts as lost, whoever waits for
+  // it: all operations of groups fail. 0: by `timeout` alone, which also limits
+  // how long ranks wait to meet.
   std::chrono::milliseconds silence = std::chrono::seconds(10);
   std::string address = "127.0.0.1";  // that gloo listens on
   // Where every rank writes what it did last (flight-rank-N.json) when one has

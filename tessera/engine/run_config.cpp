@@ -194,6 +194,15 @@ void read_into(RunConfig& config, const std::string& text,
   if (origins) *origins = std::move(found);
 }
 
+RunConfig read_of_any_build(const std::string& text, const std::string& source,
+                            const std::vector<config::Override>& overrides,
+                            config::Provenance* origins) {
+  RunConfig config;
+  config.comm.is_of_this_build = false;
+  read_into(config, text, source, overrides, origins);
+  return config;
+}
+
 // As it is in the file, or "{}".
 std::string text_of_file(const std::string& path) {
   TS_CHECK_CONFIG(path.empty() || std::filesystem::exists(path), path,
@@ -306,17 +315,11 @@ RunConfig read_run_config(const std::string& path,
 RunConfig read_planned_config(const std::string& path,
                               const std::vector<config::Override>& overrides,
                               config::Provenance* origins) {
-  RunConfig config;
-  config.comm.is_of_this_build = false;
-  read_into(config, text_of_file(path), path, overrides, origins);
-  return config;
+  return read_of_any_build(text_of_file(path), path, overrides, origins);
 }
 
 RunConfig saved_run_config(const std::string& text, const std::string& source) {
-  RunConfig config;
-  config.comm.is_of_this_build = false;
-  read_into(config, text, source, {}, nullptr);
-  return config;
+  return read_of_any_build(text, source, {}, nullptr);
 }
 
 std::string to_json(const RunConfig& config) {

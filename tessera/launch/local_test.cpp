@@ -464,7 +464,7 @@ TEST_F(Local, AStoppedRankIsNamedAtOnce) {
 
 TEST_F(Local, ARankThatAsksForATerminalIsToldThatThereIsNone) {
   const auto options = shell(1, R"(
-    (sleep 1; kill -CONT $$) & kill -TTIN $$; exit 0)");
+    (sleep 3; kill -CONT $$) & kill -TTIN $$; exit 0)");
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(run_local(options), 0);
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),

@@ -224,9 +224,10 @@ class Searching {
 
   // It was looked at with modes up to this one.
   void note_modes_behind(const Layout& layout, const std::string& seen) {
-    auto mode = std::ranges::find(modes_, seen);
-    while (mode != modes_.end() && ++mode != modes_.end()) {
-      lower(least_of_modes_[*mode], bound_of(layout, *mode));
+    bool is_behind = false;
+    for (const auto& mode : modes_) {
+      if (is_behind) lower(least_of_modes_[mode], bound_of(layout, mode));
+      is_behind |= mode == seen;
     }
   }
 

@@ -295,6 +295,7 @@ def test_commands_name_their_flags_and_not_the_keys(program, tessera, tmp_path):
         tessera(*command, tmp_path / "body.jsonl", code=78, says='it has "body". Set --field to the one with the text.')
         tessera(*command, tmp_path / "data.field.jsonl", "--field", "no", code=78, says="/data.field.jsonl:1: the record")
         tessera(*command, tmp_path / "whole.json", code=78, says="to leave it out, --exclude.")
+    tessera(*command, tmp_path / "whole.json", code=78, says="To read its bytes as they are, name the file .txt;")
 
 
 def mixed(tokens, tmp_path, **data):

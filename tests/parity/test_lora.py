@@ -284,13 +284,13 @@ def test_less_memory_is_asked_for(program, peers, tmp_path):
     assert whole / 4 < lora < 0.45 * whole
 
 
-@pytest.mark.parametrize("name", ["gpt2", "phi3"])
-def test_layers_that_a_folder_has_whole(program, tessera, tmp_path, name):
+@pytest.mark.parametrize("name, rank, alpha", [("gpt2", 10, 5.6), ("phi3", 3, 6)])
+def test_layers_that_a_folder_has_whole(program, tessera, tmp_path, name, rank, alpha):
     """q, k and v, or gate and up: an adapter each here, whose blocks are one in PEFT's."""
     folder = tmp_path / "from"
     folder.mkdir()
     made_folder(folder, make_model(CONFIGS[name](), len(name)))
-    flags = ["--model.lora.rank=3", "--model.lora.alpha=6"]
+    flags = [f"--model.lora.rank={rank}", f"--model.lora.alpha={alpha}"]
     assert lora_run(program, folder, tmp_path, *flags).returncode == 0
     tessera("convert", "--from", tmp_path / "run", "--to", tmp_path / "peft")
     tessera("convert", "--from", tmp_path / "run", "--to", tmp_path / "merged", "--merge")

@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/detail/peft_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <string_view>
 
@@ -39,6 +40,11 @@ constexpr std::string_view kHarmless[] = {"peft_type",
                                           "eva_config",
                                           "corda_config",
                                           "lora_ga_config"};
+
+// But for how a decimal number is rounded.
+bool is_near(double one, double other) {
+  return std::abs(one - other) <= 1e-9 * std::abs(other);
+}
 
 // What the pattern says of a layer, as PEFT looks it up: by its name, or the
 // end of that behind a dot. nullptr: nothing.
@@ -117,8 +123,8 @@ void check_peft_patterns(const Json& json, const SafetensorsFile& file,
     refuse(rank != nullptr, "alpha_pattern");
     refuse(alpha != nullptr && rank->is_number_integer() &&
                rank->get<int64_t>() == peft_rank(file, layer) &&
-               alpha->get<double>() * json["r"].get<double>() ==
-                   json["lora_alpha"].get<double>() * rank->get<double>(),
+               is_near(alpha->get<double>() * json["r"].get<double>(),
+                       json["lora_alpha"].get<double>() * rank->get<double>()),
            "rank_pattern");
   }
 }

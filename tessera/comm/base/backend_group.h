@@ -23,7 +23,8 @@ struct Connection {
   // Makes what is pending fail, here and on the peers where the backend can.
   std::function<void(const std::string& why)> fail = [](const std::string&) {};
   // Waits for what is pending, as the backend's end does, while it can still
-  // fail. REQUIRES: nothing is called behind it.
+  // fail; a device's is waited for at its end alone. REQUIRES: nothing is
+  // called behind it.
   std::function<void()> close = [] {};
   // Whether its own errors name the peers that are dead or missing.
   bool names_peers = false;

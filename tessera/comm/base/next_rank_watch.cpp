@@ -94,6 +94,7 @@ std::string NextRankWatch::look(c10d::Store* store) {
   if (!next_ && store != nullptr) next_ = find(*store, next_rank_);
   if (!next_) return "";
   const std::string_view ailment = ailment_now(store);
+  if (ailment != std::exchange(ailment_, ailment)) silent_ = 0;
   silent_ = ailment.empty() ? 0 : silent_ + 1;
   if (silent_ < most_) return "";
   return c10::str(

@@ -57,9 +57,10 @@ class NextRankWatch {
   const int64_t most_;
   const uint64_t host_hash_;
   std::optional<Whereabouts> next_, before_;
-  int64_t beats_ = 0;   // set, behind the one of begin()
-  std::string heard_;   // the newest of the next rank; "": none
-  int64_t silent_ = 0;  // looks in a row
+  int64_t beats_ = 0;  // set, behind the one of begin()
+  std::string heard_;  // the newest of the next rank; "": none
+  std::string_view ailment_;
+  int64_t silent_ = 0;  // looks in a row with this one
 };
 
 }  // namespace tessera::comm

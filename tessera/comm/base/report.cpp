@@ -3,6 +3,8 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
 #include <fstream>
 #include <set>
 
@@ -78,6 +80,13 @@ std::optional<char> process_state(int64_t pid) {
     return std::nullopt;
   }
   return text[name_end + 2];
+}
+
+// Of a process_state(): what cannot be read may be there all the same, as where
+// this process has no descriptor left.
+bool has_ended(int64_t pid, std::optional<char> state) {
+  if (state) return *state == 'Z' || *state == 'X';
+  return ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
 }
 
 std::string text_of(const Whereabouts& where) {
@@ -263,15 +272,14 @@ bool is_stopped(const Whereabouts& where) {
 }
 
 bool is_gone(const Whereabouts& where) {
-  const auto state = process_state(where.pid);
-  return !state || *state == 'Z' || *state == 'X';
+  return has_ended(where.pid, process_state(where.pid));
 }
 
 std::optional<std::string> fate_of(const Whereabouts& where) {
   if (where.space != process_space()) return std::nullopt;
-  if (is_gone(where)) return "has died" + text_of(where);
   const auto state = process_state(where.pid);
-  if (*state == 'T' || *state == 't') {
+  if (has_ended(where.pid, state)) return "has died" + text_of(where);
+  if (state == 'T' || state == 't') {
     return "is stopped" + text_of(where) + ", by a signal or a debugger";
   }
   return std::nullopt;

@@ -131,7 +131,7 @@ Sentinel::~Sentinel() { close(); }
 void Sentinel::close(bool failed) {
   std::unique_lock lock(state_->mutex);
   if (std::exchange(state_->is_closed, true)) return;
-  state_->ends_badly = failed || state_->failed_at;
+  state_->ends_badly = failed;
   if (state_->rank == 0 && state_->failed_at && !state_->store_is_silent) {
     const auto end = *state_->failed_at + kLinger;
     lock.unlock();
@@ -245,7 +245,7 @@ void Sentinel::State::ask_store() {
     });
   }
   const bool leaves = watches() && store && !store_is_silent;
-  const bool failed = ends_badly;
+  const bool failed = ends_badly || failed_at;
   lock.unlock();
   try {
     if (leaves) next_rank.leave(*store, failed);

@@ -52,9 +52,9 @@ void CommConfig::declare(config::Section& section) {
       .at_most(7 * 24 * 3600);
   section
       .key("silence_s", silence_s,
-           "seconds after which a rank that is stopped, or on a host that is "
-           "cut off, counts as lost, whoever waits for it, at least 2; 0: "
-           "timeout_s says when")
+           "seconds after which a rank that is stopped, gone without a word, "
+           "or on a host that is cut off, counts as lost, whoever waits for "
+           "it, at least 2; 0: timeout_s says when")
       .at_least(0)
       .at_most(7 * 24 * 3600);
 }

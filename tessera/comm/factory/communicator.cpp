@@ -127,6 +127,7 @@ class BackendCommunicator : public FailableCommunicator {
       connect_world();
     } catch (const std::exception& error) {
       announce(message_of(error));
+      if (sentinel_) sentinel_->close(/*failed=*/true);
       throw;
     }
   }
